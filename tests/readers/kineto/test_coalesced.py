@@ -71,7 +71,7 @@ STEPS = st.one_of(
 
 
 def expected(op, pending):
-    """The answer by the definition: the last calls of one operation and group since a launch."""
+    """The definition: the last calls of one operation and group since a launch."""
     chosen = []
     for row in reversed(pending):
         is_right = row[0] == op if op != "SendRecv" else not chosen or row[0] == chosen[0][0]
