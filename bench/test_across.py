@@ -26,6 +26,7 @@ def events():
             "op": within.astype(np.int8),
             "group": labels[np.where(within, rank // TP, 1_000 + rank % TP)],
             "seq": call,
+            "step": np.zeros(len(call), np.int64),
             "group_size": np.where(within, TP, RANKS // TP),
             "start_ns": start,
             "duration_ns": call * 100_000 + 50_000 - start,

@@ -540,6 +540,17 @@ def recognize(name: str) -> Named | None:
     return Named(library=library.name, op=op, tag=library.tag, fused=is_fused)
 
 
+def is_local(name: str) -> bool:
+    """Whether a name says that a kernel touches one device alone; unknown names do not."""
+    symbol = parse(name)
+    if _INDUCTOR.match(name) or not symbol.function:
+        return True
+    text = _spaced(symbol.function)
+    library, op = _attribute(symbol, text)
+    is_known = library in LIBRARIES or not LOCAL.isdisjoint(text.split())
+    return not _COMPUTE_SCOPES.isdisjoint(symbol.scopes[:1]) or (op == ALONE and is_known)
+
+
 def _spaced(identifier: str) -> str:
     """Return the words of an identifier in lower case, with a space on both sides of each."""
     text = f" {' '.join(_WORD.findall(identifier)).lower()} "

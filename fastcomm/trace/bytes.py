@@ -29,6 +29,11 @@ ELEMENT_SIZES = {
     "int": 4, "unsigned int": 4, "float": 4, "double": 8,
     "long": 8, "long int": 8, "long long": 8, "long long int": 8,
     "unsigned long": 8, "long unsigned int": 8, "unsigned long long": 8,
+    # NCCL
+    **dict.fromkeys(("ncclInt8", "ncclUint8", "ncclFloat8e4m3", "ncclFloat8e5m2"), 1),
+    **dict.fromkeys(("ncclFloat16", "ncclBfloat16"), 2),
+    **dict.fromkeys(("ncclFloat32", "ncclInt32", "ncclUint32"), 4),
+    **dict.fromkeys(("ncclFloat64", "ncclInt64", "ncclUint64"), 8),
     "complex<Half>": 4, "complex<c10::Half>": 4, "complex<float>": 8, "complex<double>": 16,
 }  # fmt: skip
 
@@ -50,14 +55,20 @@ _STEMS = {
     "recv": "SendRecv",
     "irecv": "SendRecv",
     "monitoredbarrier": "Barrier",
+    "batchopissue": "SendRecv",
+    "devicealltoall": "AllToAll",
     "barrier": "Barrier",
 }
 # Suffixes that do not change the operation.
-_VARIANTS = "base|v|single|tensor|intotensor|coalesced|oop|anysource|sparse|out"
-_NAME = re.compile(rf"({'|'.join(_STEMS)})({_VARIANTS})*")
-# Names of waits for the end of a collective, and of the ends of groups of collectives.
+_VARIANTS = "base|v|single|tensor|intotensor|coalesced|oop|anysource|sparse|out|pexec|quantized"
+_NAME = re.compile(rf"(?:shardedrelaymultigroup)?({'|'.join(_STEMS)})({_VARIANTS})*")
+# Names of waits for the end of a collective, of the ends of groups of collectives, and of what
+# torchcomms does to communicators.
 _NO_OPERATION = frozenset(
-    {"wait", "waittensor", "coalesced", "startcoalescing", "endcoalescing"}
+    {
+        *("wait", "waittensor", "coalesced", "startcoalescing", "endcoalescing"),
+        *("init", "reconfigure", "split", "abort"),
+    }
 )
 _LIBRARIES = "|".join((*HOST_LIBRARIES, *DEVICE_LIBRARIES))
 _ANNOTATION = re.compile(rf"(?:{_LIBRARIES}|c10d|_?c10d_functional)::?(\w+)")

@@ -178,15 +178,32 @@ def test_types_of_several_words():
         ("AllToAll", "all_to_all all_to_allv"),
         ("SendRecv", "send recv pointToPoint"),
         ("Barrier", "barrier"),
-        ("OTHER", "coalesced startCoalescing endCoalescing reduce_max allreducex all x2gather"),
+        # torchcomms
+        ("AllReduce", "sharded_relay_multi_group_all_reduce"),
+        ("AllGather", "all_gather_single all_gather_v all_gather_p_exec"),
+        ("ReduceScatter", "reduce_scatter_single reduce_scatter_quantized"),
+        ("AllToAll", "all_to_all_v_single device_alltoallv_single"),
+        ("SendRecv", "batch_op_issue"),
+        ("OTHER", "reduce_max allreducex all x2gather"),
     ],
 )
 def test_collective_names(op, names):
     assert {op_of_collective(name) for name in names.split()} == {OP[op]}
 
 
-def test_a_wait_is_no_communication():
-    assert op_of_collective("wait") is None
+def test_waits_and_ends_of_groups_are_no_communication():
+    for name in [
+        "wait",
+        "coalesced",
+        "startCoalescing",
+        "endCoalescing",
+        "init",
+        "reconfigure",
+        "split",
+        "abort",
+    ]:
+        assert op_of_collective(name) is None
+    assert op_of_annotation("nccl:coalesced") is None
     assert op_of_annotation("c10d_functional::wait_tensor") is None
     assert op_of_collective("") == OP["OTHER"]
 
@@ -221,7 +238,7 @@ def test_a_wait_is_no_communication():
             "gloo:barrier c10d::barrier c10d::monitored_barrier_ nccl:all_reduce_barrier",
         ),
         ("AllToAll", "_c10d_functional::all_to_all_single"),
-        ("OTHER", "nccl:coalesced gloo:something"),
+        ("OTHER", "gloo:something"),
     ],
 )
 def test_annotation_names(op, names):

@@ -73,11 +73,14 @@ _NO_WORK = (
     *(b"cuda_profiler_range", b"hardware_counters", b"gpu_pm_counter", b"xpu_scope_profiler"),
     *(b"mtia_insight", b"mtia_counters", b"mtia_workloadd", b"ac2g", b"async_cpu_to_gpu"),
     *(b"fwdbwd", b"async_gpu"),
+    # Nodes of CUDA graphs: events that are recorded, and callbacks of the host.
+    *(b"graph_event_node", b"graph_host_node"),
 )
 # `CATEGORIES`, and those that the scanner skips without parsing the rest of the event.
 _SCANNED = CATEGORIES | dict.fromkeys(_NO_WORK, KIND["other"])
 
 _COPY = re.compile(r"dma|memcpy", re.IGNORECASE)
+_BARE_COPY = re.compile("Memcpy")
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{1,80})"')
 _OVERLAP = 128  # bytes: no category and its key are longer
 _MOST_NAMED = 5
@@ -131,6 +134,8 @@ METRICS = Selection(
         "Out msg size",
         "Group size",
         "Seq",
+        "count",  # of NCCL's profiler plug-in
+        "original_stream",  # of an event that is drawn on another lane
         *communication.DETAILS,
     ),
     detail_texts=(
@@ -144,6 +149,9 @@ METRICS = Selection(
         "Process Group Ranks",
         "Input Dims",
         "Input type",
+        "copy kind",  # of copies that have it not in their name
+        "func",  # and its type, of NCCL's profiler plug-in
+        "datatype",
     ),
 )
 
@@ -232,6 +240,8 @@ def settled(
     kind = scanned.columns["kind"]
     kind[_marks_among_operators(scanned, marks)] = KIND["annotation"]
     _join_by_external_id(scanned.columns)
+    _restore_streams(scanned)
+    _name_copies(scanned)
     unsettled_rows = np.flatnonzero(kind >= _BY_NAME)
     if not len(unsettled_rows):
         return scanned, UnknownWork()
@@ -287,6 +297,27 @@ def _join_by_external_id(columns: dict[str, npt.NDArray[Any]]) -> None:
     common = np.intersect1d(external[calls], external[work])
     if (common != NULL).any():
         correlation[calls | work] = external[calls | work]
+
+
+def _restore_streams(scanned: Scanned) -> None:
+    """Put events that are drawn on a lane of a CUDA graph on their streams."""
+    columns = scanned.columns
+    stream = scanned.details["original_stream"][columns["detail"]]
+    moved = np.flatnonzero(stream != NULL)
+    for name in ("stream", "thread"):
+        columns[name][moved] = stream[moved]
+
+
+def _name_copies(scanned: Scanned) -> None:
+    """Add the direction to the names of copies that have it apart: "Memcpy PtoP"."""
+    columns, texts = scanned.columns, scanned.texts
+    rows = np.flatnonzero(columns["kind"] == KIND["memcpy"])
+    kinds = scanned.details["copy kind"][columns["detail"][rows]]
+    for code in np.unique(kinds[kinds != NULL]).tolist():
+        own = rows[kinds == code]
+        own = own[scanned.are_named(own, _BARE_COPY.fullmatch)]
+        columns["name"][own] = len(texts)
+        texts.append(f"Memcpy {texts[code]}")
 
 
 def _names(scanned: Scanned, rows: npt.NDArray[np.int64]) -> dict[int, str]:

@@ -18,7 +18,7 @@ _GROUP = ("Process Group Name", "Process Group Description", "Process Group Rank
 _SIDES = {"In msg nelems": ("send", "isend"), "Out msg nelems": ("recv", "irecv")}
 
 
-class Batch(NamedTuple):
+class CallBatch(NamedTuple):
     """The calls of which one kernel does the work."""
 
     place: int  # of the kernel among the communication
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 def batches(
     events: Events, calls: Ints, launches: Ints, ops: Ints, lacking: Flags
-) -> list[Batch]:
+) -> list[CallBatch]:
     """Return the calls of kernels that have no metadata of their own.
 
     They are the calls on the thread of the launch that began since the launch of communication
@@ -58,7 +58,7 @@ def batches(
     lanes, begin = np.unique(lane[pending], return_index=True)
     by_lane = dict(zip(lanes.tolist(), np.split(pending, begin[1:]), strict=True))
     before = _launch_before(events, launches)
-    found = []
+    result = []
     for index in chosen.tolist():
         launch = launches[index]
         own = by_lane.get(int(lane[launch]), pending[:0])
@@ -67,8 +67,8 @@ def batches(
         own = own[events.stop[own] <= start[launch]]
         own = own[_alike_from_end(events, own, int(ops[index]))]
         if len(own):
-            found.append(Batch(index, own))
-    return found
+            result.append(CallBatch(index, own))
+    return result
 
 
 def _operation(text: str) -> int:
@@ -80,9 +80,9 @@ def _operation(text: str) -> int:
 def _launch_before(events: Events, launches: Ints) -> Ints:
     """Return the start (ns) of the launch of communication before each, on its thread."""
     before = np.full(len(launches), NULL, np.int64)
-    known = np.flatnonzero(launches >= 0)
-    rows = launches[known]
-    order = known[np.lexsort((events.start[rows], events.lane[rows]))]
+    indices = np.flatnonzero(launches >= 0)
+    rows = launches[indices]
+    order = indices[np.lexsort((events.start[rows], events.lane[rows]))]
     lane, start = events.lane[launches[order]], events.start[launches[order]]
     is_first = np.append(True, lane[1:] != lane[:-1])
     before[order] = np.where(is_first, NULL, np.append(NULL, start[:-1] + 1))

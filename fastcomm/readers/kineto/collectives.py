@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.readers import kernel_names
 from fastcomm.readers.communication import Collectives, find_communication, find_partners
 from fastcomm.readers.kernel_names import Named
-from fastcomm.readers.kineto.coalesced import Batch, batches, described
+from fastcomm.readers.kineto.coalesced import CallBatch, batches, described
 from fastcomm.readers.kineto.sizes import (
     DIMENSIONS,
     OPERATORS,
@@ -38,6 +39,8 @@ from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 _MARK = re.compile(DEVICE_ANNOTATION)
+# Libraries whose kernels do the collectives of PyTorch's process groups.
+_OF_TORCH = ("NCCL", "RCCL", "HCCL", "oneCCL")
 
 
 def find_collectives(
@@ -57,8 +60,9 @@ def find_collectives(
         Patterns of kernel names, which precede the built-in table.
 
     """
-    rows, name, names = find_communication(events, patterns)
-    host = _Host.of(events, rows, np.array([OP[kernel.op] for kernel in names])[name])
+    rows, name, names = _with_described(events, *find_communication(events, patterns))
+    by_name = [OP[kernel.op] if kernel.library in _OF_TORCH else NULL for kernel in names]
+    host = _Host.of(events, rows, np.array(by_name, np.int64)[name])
     metadata = _metadata(host, name)
     first, kind = alike(*metadata.columns.values())
     metadata = metadata.take(first)
@@ -85,6 +89,32 @@ def find_collectives(
     )
 
 
+def _with_described(
+    events: Events, rows: Ints, name: Ints, names: tuple[Named, ...]
+) -> tuple[Ints, Ints, tuple[Named, ...]]:
+    """Add kernels of unknown names whose metadata says that they are collectives.
+
+    Kernels that a call launches besides have its metadata, too: those that touch one device
+    alone are left out.
+    """
+    kernels = np.setdiff1d(events.rows("kernel"), rows)
+    described = np.any([_names_operation(events, kernels, key) for key in _OPERATIONS], axis=0)
+    kernels = kernels[described]
+    is_local = events.by_text(events.name[kernels], kernel_names.is_local)
+    kernels = kernels[is_local != 1]
+    if not len(kernels):
+        return rows, name, names
+    unknown = Named(library=kernel_names.OTHER_LIBRARY, op="OTHER")
+    merged = np.concatenate([rows, kernels])
+    order = np.argsort(merged, kind="stable")
+    number = np.append(name, np.full(len(kernels), len(names), name.dtype))
+    return merged[order], number[order], (*names, unknown)
+
+
+# Names of operations: by PyTorch, and by its plug-in for NCCL's profiler.
+_OPERATIONS = ("Collective name", "func")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Host:
     """The host side of each communication event: rows of events, NONE if unknown."""
@@ -94,7 +124,7 @@ class _Host:
     call: Ints  # record_param_comms
     mark: Ints  # the innermost range nccl:...
     operator: Ints  # the innermost c10d::... or other of OPERATORS
-    batches: tuple[Batch, ...]
+    batches: tuple[CallBatch, ...]
     # Rows of details of `rows`, of `call` if any exists, and of the first calls of batches.
     places: tuple[NDArray[np.int32], ...]
 
@@ -102,12 +132,15 @@ class _Host:
     def of(cls, events: Events, rows: Ints, ops: Ints) -> "_Host":
         """Follow the launches of the events whose own metadata names no operation.
 
-        `ops` are the operations that the names of the events tell.
+        `ops` are the operations that the names of the events tell; NULL for work that PyTorch's
+        collectives do not launch.
         """
-        found: list[Batch] = []
+        coalesced: list[CallBatch] = []
         call, mark, operator = (np.full(len(rows), NONE, np.int64) for _ in range(3))
         own = events.places(rows)
-        unnamed = np.flatnonzero(~_names_operation(events, rows))
+        # A copy that a call makes besides is not its collective.
+        is_kernel = events.kind[rows] == KIND["kernel"]
+        unnamed = np.flatnonzero(is_kernel & ~_names_operation(events, rows))
         if len(unnamed):
             launches = events.launch_of(rows[unnamed])
             calls, marks, operators = (
@@ -117,18 +150,18 @@ class _Host:
             call[unnamed] = _by_external_id(events, calls, rows[unnamed], launches, enclosing)
             mark[unnamed] = events.enclosing(marks, launches)
             operator[unnamed] = events.enclosing(operators, launches)
-            found = _batches(events, rows, calls, call, ops)
+            coalesced = _batches(events, rows, calls, call, ops)
         first = np.full(len(rows), NONE, np.int64)
-        for batch in found:
+        for batch in coalesced:
             first[batch.place] = batch.calls[0]
-        hosts = [events.places(each) for each in (call, first) if (each >= 0).any()]
+        hosts = [events.places(side) for side in (call, first) if (side >= 0).any()]
         return cls(
             events=events,
             rows=rows,
             call=call,
             mark=mark,
             operator=operator,
-            batches=tuple(found),
+            batches=tuple(coalesced),
             places=(own, *hosts),
         )
 
@@ -142,17 +175,18 @@ class _Host:
         return reduce(lambda first, other: np.where(first == NULL, other, first), columns)
 
 
-def _names_operation(events: Events, rows: Ints) -> Flags:
+def _names_operation(events: Events, rows: Ints, key: str = "Collective name") -> Flags:
     """Return whether the metadata of each of `rows` names an operation; a row may be NONE."""
-    names = events.detail("Collective name", rows)
+    names = events.detail(key, rows)
     flags: Flags = (names != NULL) & (events.by_text(names, is_no_operation) != 1)
     return flags
 
 
-def _batches(events: Events, rows: Ints, calls: Ints, call: Ints, ops: Ints) -> list[Batch]:
+def _batches(events: Events, rows: Ints, calls: Ints, call: Ints, ops: Ints) -> list[CallBatch]:
     """Return the calls of the communication that neither metadata nor a call describes."""
     is_call = _names_operation(events, calls)
     lacking = ~_names_operation(events, rows) & ~_names_operation(events, call)
+    lacking &= ops != NULL
     return batches(events, calls[is_call], events.launch_of(rows), ops, lacking)
 
 
@@ -186,6 +220,7 @@ def _metadata(host: _Host, name: Ints) -> Metadata:
     for batch in host.batches:
         for key, value in described(events, batch.calls).items():
             columns[key][batch.place] = value
+    _add_plugin(host, columns)
     columns["named"] = name
     columns["bytes"] = events.more["bytes"][host.rows]
     columns["kind"] = events.kind[host.rows].astype(np.int64)
@@ -194,6 +229,23 @@ def _metadata(host: _Host, name: Ints) -> Metadata:
         places = events.places(rows)
         columns |= {f"{range_} {key}": events.details[key][places] for key in DIMENSIONS}
     return Metadata(events=events, columns=columns)
+
+
+def _add_plugin(host: _Host, columns: dict[str, Ints]) -> None:
+    """Fill in what NCCL's profiler plug-in says of events that nothing else describes.
+
+    Its count is of the input of an all-gather, and of the output of a reduce-scatter.
+    """
+    func, count = host.metadata("func"), host.metadata("count")
+    is_own = (columns["Collective name"] == NULL) & (func != NULL)
+    op = host.events.by_text(func, lambda text: _number(byte_rules.op_of_collective(text)))
+    for key, one_sided in (
+        ("In msg nelems", "ReduceScatter"),
+        ("Out msg nelems", "AllGather"),
+    ):
+        columns[key] = np.where(is_own & (op != OP[one_sided]), count, columns[key])
+    columns["Collective name"] = np.where(is_own, func, columns["Collective name"])
+    columns["dtype"] = np.where(is_own, host.metadata("datatype"), columns["dtype"])
 
 
 def _by_external_id(
@@ -215,17 +267,18 @@ def _by_external_id(
     return np.where(fits, call, enclosing)
 
 
+def _number(op: int | None) -> int:
+    return NULL if op is None else op
+
+
 def _operations(metadata: Metadata, names: Sequence[Named]) -> NDArray[np.int8]:
     """Return operations: from the metadata, else the library's range, operator or name."""
 
-    def number(op: int | None) -> int:
-        return NULL if op is None else op
-
     def from_metadata(text: str) -> int:
-        return number(byte_rules.op_of_collective(text) if text else None)
+        return _number(byte_rules.op_of_collective(text) if text else None)
 
     def from_mark(text: str) -> int:
-        return number(byte_rules.op_of_annotation(text))
+        return _number(byte_rules.op_of_annotation(text))
 
     def from_operator(text: str) -> int:
         return OP[OPERATORS[text].op] if text in OPERATORS else NULL

@@ -127,7 +127,8 @@ def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules
     bytes_out = np.where(has_no_counts, operator_out, bytes_out)
     copies = metadata.columns["kind"] != KIND["kernel"]
     bytes_in = np.where(copies, metadata.columns["bytes"], bytes_in)
-    bytes_in, bytes_out = (np.where(op == OP["OTHER"], NULL, k) for k in (bytes_in, bytes_out))
+    unknown = (op == OP["OTHER"]) | (metadata.per_text("Collective name", _takes_sizes) == 1)
+    bytes_in, bytes_out = (np.where(unknown, NULL, k) for k in (bytes_in, bytes_out))
     uneven = (op == OP["AllToAll"]) & ((bytes_in == NULL) | (bytes_out == NULL))
     for name in ("In split size", "Out split size"):
         uneven |= metadata.per_text(name, _is_uneven) == 1
@@ -137,6 +138,11 @@ def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules
 def is_no_operation(text: str) -> int:
     """Return 1 for a `Collective name` that only begins or ends a group, or waits; else 0."""
     return int(not text or byte_rules.op_of_collective(text) is None)
+
+
+def _takes_sizes(text: str) -> int:
+    """Return 1 for a collective of torchcomms that takes its sizes from the device; else 0."""
+    return int(text.startswith("device_"))
 
 
 def only_size(groups: Sequence[ProcessGroup]) -> int:
@@ -279,8 +285,9 @@ def _is_uneven(text: str) -> int:
 _SINCE_2_4 = 1_721_800_000 * 10**9
 _ABSOLUTE = 1_600_000_000 * 10**9
 _REASONS = {
-    "graph": "a CUDA graph replays them, and its kernels are recorded without sizes: profile "
-    "without graphs to have them",
+    "graph": "a CUDA graph replays them: capture it with torch.cuda.graph(..., "
+    "enable_annotations=True) of a PyTorch that annotates collectives, or profile without "
+    "graphs",
     "coalesced": "they end a group of coalesced operations, whose calls are not recorded",
     "overflowed": "their counts overflowed 32 bits: record with a newer PyTorch",
     "device": "their operator takes the sizes from the device, and no setting records them",
@@ -349,6 +356,7 @@ def _by_kind(metadata: Metadata, op: NDArray[np.int8]) -> list[str]:
     is_unnamed = metadata.per_text("Collective name", is_no_operation)
     is_range = np.any([columns[name] != NULL for name in _RANGES], axis=0)
     on_device = metadata.per_text("operator", _is_on_device) == 1
+    on_device |= metadata.per_text("Collective name", _takes_sizes) == 1
     no_shapes = np.all([columns[f"{name} Input Dims"] == NULL for name in _RANGES], axis=0)
     counted = np.any([columns[name] != NULL for name in _COUNTS], axis=0)
     needs_group = np.isin(op, [OP[name] for name in ("AllGather", "ReduceScatter")])
