@@ -3,7 +3,8 @@
 PyTorch writes two events for a collective of gloo, MPI or UCC: the operator (`c10d::...`) on
 the calling thread, which mostly only enqueues it, and an annotation (`gloo:...`) from the time
 at which a thread of the library takes it to its end, waiting included. No event names the
-process group, and nothing but order, time and sizes links the two.
+process group, and nothing but order, time and sizes links the two. Of a message, the annotation
+begins inside of the operator, on its thread; `torch.distributed.record_comm` gives it any name.
 """
 
 import json
@@ -17,12 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastcomm.readers.kineto.chrome import Scanned
-from fastcomm.trace.host_names import DEVICE_ANNOTATION, HOST_ANNOTATION
+from fastcomm.trace.events import enclosing
+from fastcomm.trace.host_names import DEVICE_ANNOTATION, DEVICE_LIBRARIES, HOST_ANNOTATION
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 # Annotations of the libraries that work on the host.
-ANNOTATION = re.compile(HOST_ANNOTATION)
+ANNOTATION = re.compile(HOST_ANNOTATION + "$")
+_MESSAGES = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
 _MOST_NESTED = 3  # lists of lists of tensors
 # Annotations of libraries that work on a device: then the device's work was not recorded.
 _ON_DEVICE = re.compile(DEVICE_ANNOTATION)
@@ -234,7 +237,26 @@ def is_host_run(scanned: Scanned) -> bool:
         return False
     rows = np.flatnonzero(scanned.columns["kind"] == KIND["annotation"])
     is_on_device = scanned.are_named(rows, _ON_DEVICE.match)
-    return bool(scanned.are_named(rows, ANNOTATION.match).any() and not is_on_device.any())
+    info = scanned.envelope.get("distributedInfo")
+    backend = str(info.get("backend", "")) if isinstance(info, dict) else ""
+    if is_on_device.any() or any(library in backend for library in DEVICE_LIBRARIES):
+        return False
+    return bool(scanned.are_named(rows, ANNOTATION.match).any() or _messages(scanned))
+
+
+def _messages(scanned: Scanned) -> dict[int, int]:
+    """Return the annotations that begin inside of an operator of a message, and its row."""
+    operators = named_rows(scanned, "cpu_op", _MESSAGES.__contains__)
+    annotations = named_rows(scanned, "annotation", lambda _: True)
+    columns = scanned.columns
+    lanes = np.unique(columns["thread"], return_inverse=True)[1].astype(np.int32)
+    start = columns["start"]
+    place = enclosing(
+        (lanes[operators], start[operators], columns["stop"][operators]),
+        (lanes[annotations], start[annotations], start[annotations]),
+    )
+    pairs = zip(annotations.tolist(), place.tolist(), strict=True)
+    return {row: int(operators[n]) for row, n in pairs if n >= 0}
 
 
 def with_host_collectives(scanned: Scanned) -> Scanned:
@@ -266,9 +288,12 @@ class HostCollectives:
     @classmethod
     def of(cls, scanned: Scanned) -> "HostCollectives":
         """Find the collectives of a trace, with the operator that enqueued each."""
-        columns = scanned.columns
-        annotation = named_rows(scanned, "annotation", ANNOTATION.match)
-        operator = _operators(scanned, annotation)
+        columns, messages = scanned.columns, _messages(scanned)
+        annotation = np.union1d(
+            named_rows(scanned, "annotation", ANNOTATION.match), np.array([*messages], np.int64)
+        )
+        annotation = annotation[np.argsort(columns["start"][annotation], kind="stable")]
+        operator = _operators(scanned, annotation, messages)
         calls = tuple(
             call_of(scanned, row, own)
             for row, own in zip(operator.tolist(), annotation.tolist(), strict=True)
@@ -309,13 +334,14 @@ def named_rows(scanned: Scanned, kind: str, accept: Any) -> Ints:
     return rows[np.argsort(scanned.columns["start"][rows], kind="stable")]
 
 
-def _operators(scanned: Scanned, annotations: Ints) -> Ints:
+def _operators(scanned: Scanned, annotations: Ints, messages: Mapping[int, int]) -> Ints:
     """Return the row of the operator that enqueued each collective, or NONE.
 
-    `annotations` are the rows of the collectives' annotations. Where an execution trace was
-    recorded, the number of an annotation is one above that of its operator. Elsewhere it is the
-    first operator with this kind and these tensors that began before and that no earlier
-    collective took, since operators and annotations have one order, but for few exceptions.
+    `annotations` are the rows of the collectives' annotations, `messages` is of `_messages`.
+    Where an execution trace was recorded, the number of an annotation is one above that of its
+    operator. Elsewhere it is the first operator with this kind and these tensors that began
+    before and that no earlier collective took, since operators and annotations have one order,
+    but for few exceptions.
     """
     columns = scanned.columns
     rows = named_rows(scanned, "cpu_op", SIGNATURES.__contains__)
@@ -325,9 +351,12 @@ def _operators(scanned: Scanned, annotations: Ints) -> Ints:
     for row in rows.tolist():
         for key in enqueued(scanned, row):
             free[key].append(row)
-    used: set[int] = set()
+    used: set[int] = set(messages.values())
     result = []
     for annotation in annotations.tolist():
+        if annotation in messages:
+            result.append(messages[annotation])
+            continue
         row = (
             by_number.get(int(number[annotation]) - 1, NONE) if number[annotation] > 0 else NONE
         )

@@ -18,10 +18,15 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.communication import member
 from fastcomm.readers.kineto.chrome import Scanned
-from fastcomm.readers.kineto.host import Call, HostCollectives, named_rows
+from fastcomm.readers.kineto.host import ANNOTATION, Call, HostCollectives, named_rows
 from fastcomm.readers.kineto.host_groups import Assigned, HostRank
 from fastcomm.trace.events import outermost
-from fastcomm.trace.host_names import COLLECTIVE_WAIT, DISTRIBUTED_OPERATOR, WAIT_TENSOR
+from fastcomm.trace.host_names import (
+    COLLECTIVE_WAIT,
+    DISTRIBUTED_OPERATOR,
+    HOST_LIBRARIES,
+    WAIT_TENSOR,
+)
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NONE, NULL, Ints
@@ -82,6 +87,7 @@ def with_host_work(
     kind[collectives.annotation] = KIND["kernel"]
     correlation[collectives.annotation] = np.arange(1, len(collectives.annotation) + 1)
     columns |= {"kind": kind, "correlation": correlation}
+    columns["name"] = _names(scanned, collectives, texts)
     columns["start"] = _starts(columns, collectives)
     columns["stream"] = _streams(columns, collectives)
     columns["detail"], details = _metadata(scanned, collectives, groups, texts)
@@ -100,6 +106,22 @@ def with_host_work(
         for name, column in columns.items()
     }
     return replace(scanned, columns=columns, details=details, texts=texts)
+
+
+def _names(scanned: Scanned, collectives: HostCollectives, texts: list[str]) -> NDArray[Any]:
+    """Return the code of the name of each row; adds names to `texts`.
+
+    A name that the user gave to a collective follows that of its operation: it may be that of
+    another.
+    """
+    name, codes = scanned.columns["name"].copy(), dict[str, int]()
+    for row, call in zip(collectives.annotation.tolist(), collectives.calls, strict=True):
+        title = scanned.name(row)
+        if ANNOTATION.match(title) is None:
+            text = f"{HOST_LIBRARIES[0]}:{call.operation} {title}"
+            name[row] = len(texts) + codes.setdefault(text, len(codes))
+    texts += codes
+    return name
 
 
 def _starts(columns: Mapping[str, NDArray[Any]], collectives: HostCollectives) -> Ints:

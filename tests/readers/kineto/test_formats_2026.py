@@ -107,3 +107,14 @@ def test_metadata_make_a_kernel_of_torchcomms_communication():
             "AllReduce": 4, "AllGather": 4, "ReduceScatter": 4, "AllToAll": 6, "Gather": 2,
             "SendRecv": 2,
         }  # fmt: skip
+
+
+def test_messages_with_names_of_users_are_messages():
+    for name in ("without", "with"):
+        ops = Counter()
+        for _, _, sizes in work(f"gloo_names/{name}"):
+            for (op, _), count in sizes.items():
+                ops[op] += count
+        assert ops == {"AllReduce": 6, "AllGather": 6, "SendRecv": 6}
+    said = invoke("kernels", DATA / "gloo_names" / "with", "--full-names").output
+    assert "gloo:send pp fwd act 0->1" in said
