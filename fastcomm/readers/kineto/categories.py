@@ -302,6 +302,8 @@ def _join_by_external_id(columns: dict[str, npt.NDArray[Any]]) -> None:
 def _restore_streams(scanned: Scanned) -> None:
     """Put events that are drawn on a lane of a CUDA graph on their streams."""
     columns = scanned.columns
+    if "original_stream" not in scanned.details:
+        return
     stream = scanned.details["original_stream"][columns["detail"]]
     moved = np.flatnonzero(stream != NULL)
     for name in ("stream", "thread"):
@@ -311,6 +313,8 @@ def _restore_streams(scanned: Scanned) -> None:
 def _name_copies(scanned: Scanned) -> None:
     """Add the direction to the names of copies that have it apart: "Memcpy PtoP"."""
     columns, texts = scanned.columns, scanned.texts
+    if "copy kind" not in scanned.details:
+        return
     rows = np.flatnonzero(columns["kind"] == KIND["memcpy"])
     kinds = scanned.details["copy kind"][columns["detail"][rows]]
     for code in np.unique(kinds[kinds != NULL]).tolist():
