@@ -89,6 +89,7 @@ FORMATS = {
 }
 _NOT_MEASURED = "dpro"
 _FALLBACK = "kineto"
+_NSYS, _REPORT = "nsys", ".nsys-rep"
 # Execution traces are expected beside Kineto traces.
 _EXPECTED = ("torch_et_", "pytorch_et_")
 _THREADS = 16
@@ -273,6 +274,25 @@ class _Sorting:
             claimed = frozenset(damaged)
             self.unknown = [path for path in self.unknown if path not in claimed]
 
+    def export_reports(self) -> None:
+        """Put the exports of reports in their place, if there is an nsys and no other trace."""
+        if self.by_format.keys() - {_NSYS}:
+            return
+        exports = list(self.by_format.get(_NSYS, []))
+        for path in [path for path in self.packed if path.suffix.lower() == _REPORT]:
+            if is_unpacked_beside(path, exports) or not is_local(path):
+                continue
+            from fastcomm.readers.nsys.reports import exported
+
+            try:
+                export = exported(path)
+            except TraceFileError as error:
+                self.packed[path] = str(error)
+                continue
+            if export is not None:
+                del self.packed[path]
+                self.by_format.setdefault(_NSYS, []).append(export)
+
     def drop_others(self) -> None:
         """Drop files that the user did not name, if there are traces of another format.
 
@@ -307,6 +327,7 @@ def _sorted(paths: Sequence[str | Path], search: Search, config: Config) -> _Sor
             sorting.by_format.setdefault(_FALLBACK, []).append(path)
         else:
             sorting.unknown.append(path)
+    sorting.export_reports()
     return sorting
 
 

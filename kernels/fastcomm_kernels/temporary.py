@@ -1,4 +1,4 @@
-"""Choose the directory for temporary files: the only place of the project that looks for one.
+"""Choose the directories for temporary files and caches: no other place looks for them.
 
 `tempfile` takes the working directory if it may write to no other. Traces of other people lie
 there, so that a cache of compiled code in it would be code of other people. Here the directory
@@ -68,7 +68,7 @@ def _reason_against(folder: Path) -> str:
         status = place.stat()
     except (OSError, RuntimeError):
         return "does not exist"
-    if _is_in_working_directory(place):
+    if is_in_working_directory(place):
         return "lies in the working directory"
     if status.st_uid not in (0, os.geteuid()):
         return "belongs to another user"
@@ -79,7 +79,7 @@ def _reason_against(folder: Path) -> str:
     return ""
 
 
-def _is_in_working_directory(place: Path) -> bool:
+def is_in_working_directory(place: Path) -> bool:
     """Return whether a path is the working directory or lies in it; all is in "/"."""
     try:
         here = Path.cwd().resolve()
@@ -97,6 +97,21 @@ def _warn(name: str, reason: str) -> None:
     if parent_process() is None:
         _LOG.warning("warning: %s %s: %s; not used", _VARIABLE, name, reason)
     _warned.add(name)
+
+
+def cache_home() -> Path | None:
+    """Return the folder of the user's cache; None for a user without a home.
+
+    A relative XDG_CACHE_HOME is invalid, and would run code from the working directory.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if folder.is_absolute():
+        return folder / "fastcomm"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return home / ".cache" / "fastcomm" if home.is_absolute() else None
 
 
 def code_folder() -> Path | None:

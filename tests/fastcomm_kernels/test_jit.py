@@ -380,17 +380,17 @@ def test_the_mark_of_compiled_kernels_is_kept_with_their_code(folders, monkeypat
 def test_the_cache_is_in_the_home_directory_if_there_is_one(monkeypatch):
     monkeypatch.setenv("HOME", "/somebody")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert _jit._home() == Path("/somebody/.cache/fastcomm")
+    assert temporary.cache_home() == Path("/somebody/.cache/fastcomm")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert _jit._home() == Path("/cache/fastcomm")
+    assert temporary.cache_home() == Path("/cache/fastcomm")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert _jit._home() == Path("/somebody/.cache/fastcomm")
+    assert temporary.cache_home() == Path("/somebody/.cache/fastcomm")
 
     def nobody():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", nobody)
-    assert _jit._home() is None
+    assert temporary.cache_home() is None
 
 
 def test_the_location_and_state_of_the_code_can_be_queried(folders, monkeypatch):

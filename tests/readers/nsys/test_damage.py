@@ -283,7 +283,8 @@ def test_a_directory_of_two_exports_is_refused(made, tmp_path):
     refused(path, r"files of two exports, \.arrow and \.parquet")
 
 
-def test_a_report_without_an_export_is_an_error_with_the_command(tmp_path):
+def test_a_report_without_an_export_is_an_error_with_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/proc/none")  # no nsys
     path = tmp_path / "job.nsys-rep"
     path.write_bytes(b"binary")
     with pytest.raises(FastcommError) as error:
