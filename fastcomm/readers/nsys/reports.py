@@ -42,18 +42,18 @@ def exported(report: Path) -> Path | None:
     finally:
         unfinished.unlink(missing_ok=True)
     lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-    said = lines[-1][:_LONGEST] if lines else "no export, and no reason"
-    raise TraceFileError(f"{report}: {program} export: exit code {done.returncode}: {said}")
+    reason = lines[-1][:_LONGEST] if lines else "no export, and no reason"
+    raise TraceFileError(f"{report}: {program} export: exit code {done.returncode}: {reason}")
 
 
 def _run(
     program: str, payloads: str, export: Path, report: Path
 ) -> "subprocess.CompletedProcess[bytes]":
     """Run nsys. Raises `TraceFileError` if it cannot be started."""
-    words = ["--type=sqlite", "--force-overwrite=true", payloads, f"--output={export}"]
+    options = ["--type=sqlite", "--force-overwrite=true", payloads, f"--output={export}"]
     try:
         return subprocess.run(
-            [program, "export", *words, str(report.absolute())],
+            [program, "export", *options, str(report.absolute())],
             capture_output=True,
             check=False,
             stdin=subprocess.DEVNULL,
