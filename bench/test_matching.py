@@ -28,6 +28,7 @@ def test_matched_in_order(bar):
         seq=unknown,
         size=unknown,
         stop=stop[rows],
+        step=unknown,
         root=unknown,
     )
     found = match(calls)
