@@ -6,6 +6,7 @@ matched: a wrong match is worse than none. Each rank has its own clock.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ _ALIKE = 0.95  # share of equal codes
 _NOISE_NS = 5_000
 # A few steps of different lengths may look alike by chance, but not that much.
 _SURE_NS = 20_000
+_FEW, _COMPARED = 16, 64  # items of a shift
 _MOST_ITEMS = 4096  # of a sequence, in which its period is searched
 
 
@@ -60,8 +62,8 @@ class Items(NamedTuple):
 # Places of a rank's items in the common sequence, and their ends on its clock; None if the rank
 # cannot be aligned.
 _Alignment = tuple[Ints, Ints] | None
-# Takes the common sequence, then that of the rank.
-_Search = Callable[[Items, Items], _Alignment]
+# Takes the common sequence, that of the rank, and where the common sequence repeats itself.
+_Search = Callable[[Items, Items, "Repeats"], _Alignment]
 
 
 def edges(*columns: NDArray[np.integer]) -> Ints:
@@ -154,27 +156,36 @@ def _in_line(rows: Items) -> bool:
         return bool((2 * (rows.step == rows.step[0]).sum(axis=1) > rows.step.shape[1]).all())
     spread = int(spread_of(deviation).max())
     reference = Items(*(column[0] for column in rows))
-    return is_only_place(reference, spread, int(np.abs(ahead).max()))
+    return Repeats(reference).exclude(spread, int(np.abs(ahead).max()))
 
 
-def is_only_place(items: Items, spread: int, ahead: int) -> bool:
-    """Whether a rank fits a sequence where it was aligned, and not also some items later.
+class Repeats:
+    """The places in which a sequence looks like itself, found when they are needed first."""
 
-    Parameters
-    ----------
-    items
-        The sequence.
-    spread
-        Of the rank's ends minus the sequence's at that place, see `spread_of`, ns.
-    ahead
-        How far the rank's clock is ahead of the sequence's at that place, ns.
+    def __init__(self, items: Items) -> None:
+        """Prepare to look for them."""
+        self._items = items
 
-    """
-    later, own_spread = _shifted(items, items)
-    is_other = later != 0
-    if not is_other.any():
-        return True
-    return _is_better(spread, own_spread[is_other]) or _is_near(ahead, later[is_other])
+    @cached_property
+    def _others(self) -> tuple[Ints, Ints]:
+        """How much later each other place is, and how far ends deviate there, ns."""
+        later, spread = _shifted(self._items, self._items)
+        is_other = later != 0
+        return later[is_other], spread[is_other]
+
+    def exclude(self, spread: int, ahead: int) -> bool:
+        """Return whether a rank fits where it was aligned, and in none of these places.
+
+        Parameters
+        ----------
+        spread
+            Of the rank's ends minus the sequence's at that place, see `spread_of`, ns.
+        ahead
+            How far the rank's clock is ahead of the sequence's at that place, ns.
+
+        """
+        later, others = self._others
+        return not len(later) or _is_better(spread, others) or _is_near(ahead, later)
 
 
 def spread_of(deviation: Ints) -> Ints:
@@ -212,10 +223,14 @@ def _shifted(common: Items, own: Items) -> tuple[Ints, Ints]:
     least = max(_LEAST_REPEATED, min(len(code), len(own_code)) // 2)
     is_long = last - first >= least
     shift, first, last = shift[is_long], first[is_long], last[is_long]
-    share = np.linspace(0, 1, min(_SAMPLE, len(own_code)))
-    place = first[:, None] + (share[None, :] * (last - first - 1)[:, None]).astype(np.int64)
-    row = place - shift[:, None]
-    is_alike = (code[place] == own_code[row]).mean(axis=1) >= _ALIKE
+    for count in (_FEW, min(_COMPARED, len(own_code))):  # few comparisons exclude most shifts
+        share = np.linspace(0, 1, count)
+        place = first[:, None] + (share[None, :] * (last - first - 1)[:, None]).astype(np.int64)
+        row = place - shift[:, None]
+        is_alike = (code[place] == own_code[row]).mean(axis=1) >= _ALIKE - (
+            count == _FEW
+        ) / _FEW
+        shift, first, last = shift[is_alike], first[is_alike], last[is_alike]
     late = own_stop[row[is_alike]] - stop[place[is_alike]]
     middle = np.median(late, axis=1).astype(np.int64) if len(late) else np.empty(0, np.int64)
     return middle, spread_of(late - middle[:, None])
@@ -247,9 +262,10 @@ def _aligned_ranks(items: Items, first: Ints, search: _Search) -> tuple[Ints, in
     longest = ranks[0]
     places[longest] = np.arange(len(longest))
     common, number = items.of(longest), np.arange(len(longest))
+    repeats = Repeats(common)  # what is added to it is no more than is missing
     skipped = 0
     for own in ranks[1:]:
-        result = search(common, items.of(own))
+        result = search(common, items.of(own), repeats)
         if result is None:
             skipped += len(own)
             continue
@@ -265,20 +281,31 @@ def _aligned_ranks(items: Items, first: Ints, search: _Search) -> tuple[Ints, in
     return places, skipped
 
 
-def _by_ends(common: Items, own: Items) -> _Alignment:
+def _by_ends(common: Items, own: Items, repeats: Repeats) -> _Alignment:
     """Align by ends; by order if ends disagree but all codes are equal."""
+    first = offset(common, own)
+    if (result := _at(common, own, first, repeats)) is not None:
+        return result
     aheads = _aheads(common, own)
     for ahead in dict.fromkeys(aheads):
-        place = _aligned(common, own.earlier(ahead), APART_NS)
-        if place is not None and _is_right(common, own, place):
-            return place, own.stop - ahead
+        if ahead != first and (result := _at(common, own, ahead, repeats)) is not None:
+            return result
     place = np.arange(len(own.code))
-    if aheads and np.array_equal(own.code, common.code) and _is_right(common, own, place):
+    has_order = bool(aheads) and np.array_equal(own.code, common.code)
+    if has_order and _is_right(common, own, place, repeats):
         return place, own.stop - aheads[0]
     return None
 
 
-def _is_right(common: Items, own: Items, place: Ints) -> bool:
+def _at(common: Items, own: Items, ahead: int, repeats: Repeats) -> _Alignment:
+    """Align a rank whose clock is so far ahead; None if it does not fit there alone."""
+    place = _aligned(common, own.earlier(ahead), APART_NS)
+    if place is None or not _is_right(common, own, place, repeats):
+        return None
+    return place, own.stop - ahead
+
+
+def _is_right(common: Items, own: Items, place: Ints, repeats: Repeats) -> bool:
     """Whether numbers of steps confirm places, or, without numbers, no other place fits."""
     rows = np.flatnonzero(place != NONE)
     steps = common.step[place[rows]], own.step[rows]
@@ -286,10 +313,10 @@ def _is_right(common: Items, own: Items, place: Ints) -> bool:
         return bool(2 * (steps[0] == steps[1]).sum() > len(rows))
     late = own.stop[rows] - common.stop[place[rows]]
     ahead = int(np.median(late)) if len(rows) else 0
-    return is_only_place(common, int(spread_of(late - ahead)), ahead)
+    return repeats.exclude(int(spread_of(late - ahead)), ahead)
 
 
-def _by_place_or_ends(common: Items, own: Items) -> _Alignment:
+def _by_place_or_ends(common: Items, own: Items, _: Repeats) -> _Alignment:
     """Align by order if all codes are equal, else by ends."""
     if np.array_equal(own.code, common.code) and _have_equal_steps(common, own):
         return _by_place(common, own), own.stop

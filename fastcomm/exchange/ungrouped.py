@@ -15,7 +15,7 @@ from fastcomm.exchange.sequences import (
     APART_NS,
     MAX_MISSING,
     Items,
-    is_only_place,
+    Repeats,
     item_codes,
     nearest,
     offset,
@@ -142,7 +142,7 @@ def _agree(reference: Stream, own: Stream, place: Ints) -> bool:
     if all((step != NULL).all() for step in steps):
         return bool(2 * (steps[0] == steps[1]).sum() > len(common))
     items = Items(item_codes(reference.op, reference.size), reference.stop, reference.step)
-    return is_only_place(items, int(spread_of(deviation)), int(_lower_median(late)))
+    return Repeats(items).exclude(int(spread_of(deviation)), int(_lower_median(late)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,24 @@ def test_without_agreeing_ends_events_are_matched_by_order_if_steps_are_equal():
     assert match(numbered).instance.tolist() == list(range(50)) * 3
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_missing_events_hide_no_place_on_clocks_that_are_far_apart(seed):
+    numbers = np.random.default_rng(seed)
+    ends = np.cumsum(numbers.integers(200_000, 3_000_000, 400))
+    rows = [
+        (rank, 7, place % 3, 100, NULL, int(end + jitter) + 10**9 * rank)
+        for rank in range(8)
+        for place, (end, jitter) in enumerate(
+            zip(ends, numbers.integers(0, 20_000, len(ends)), strict=True)
+        )
+    ]
+    lost = set(numbers.choice(len(rows), 12, replace=False).tolist())
+    result = match(calls([row for n, row in enumerate(rows) if n not in lost]))
+    places = [n % 400 for n in range(len(rows)) if n not in lost]
+    assert result.dropped == 0
+    assert len(set(zip(places, result.instance.tolist(), strict=True))) == 400
+
+
 @given(mixed(numbered=True), st.sampled_from(oracle.WORDS), st.randoms())
 def test_contradictory_members_are_not_matched(events, name, random):
     for event in random.sample(events, min(3, len(events))):

@@ -82,7 +82,7 @@ def test_a_report_that_changed_is_exported_again(install, report):
 
 
 def test_an_nsys_that_does_not_know_blobs_exports_json(install, report):
-    log = install('case "$*" in *blobs*) echo "unrecognised option" >&2; exit 1;; esac')
+    log = install('case "$*" in *blobs*) echo "unrecognized option" >&2; exit 1;; esac')
     assert open_run(report).ranks == (0, 1)
     assert "--include-json=true" in log.read_text().splitlines()[1]
 
