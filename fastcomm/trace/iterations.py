@@ -65,15 +65,15 @@ class Iterations:
     warnings: tuple[str, ...] = field(default=())
 
 
-def mark_patterns(regex: str | None) -> list[re.Pattern[str]]:
-    """Return the patterns of names that mark iterations, first the one to prefer.
+def mark_patterns(regex: str | None) -> list[str]:
+    """Return the regular expressions of names that mark iterations, first the one to prefer.
 
     Raises `ConfigError` if the user's `regex` is invalid.
     """
     if regex is not None:
-        return [checks.regex("iterations", regex)]
-    optimizers = (rf"^(?:{name})$" for name in OPTIMIZER_STEPS)
-    return [re.compile(text) for text in (PROFILER_STEP, COMMON_NAMES, *optimizers)]
+        checks.regex("iterations", regex)
+        return [regex]
+    return [PROFILER_STEP, COMMON_NAMES, *(rf"^(?:{name})$" for name in OPTIMIZER_STEPS)]
 
 
 def are_numbered(found_by: str) -> bool:
@@ -82,7 +82,7 @@ def are_numbered(found_by: str) -> bool:
     Other rules count the steps of each recording.
     """
     regex = found_by.removeprefix(BY_REGEX)
-    has_group = regex != found_by and re.compile(regex).groups > 0
+    has_group = regex != found_by and checks.regex("iterations", regex).groups > 0
     return has_group or found_by.startswith((BY_PROFILER, BY_NAMES, "column "))
 
 

@@ -104,16 +104,18 @@ def test_a_url_on_the_command_line_is_opened(server):
 
 
 def change(store, part, **values):
-    """Change the options that a store states, everywhere."""
+    """Change the options that a store states, everywhere; or what it says of ranks."""
     manifest = json.loads((store / "fastcomm.json").read_text())
     options = manifest["reading"]
-    (options if part is None else options[part]).update(values)
+    if part != "meta":
+        (options if part is None else options[part]).update(values)
     for entry in manifest["ranks"]:
         path = store / entry["file"]
         with pq.ParquetFile(path) as file:
             groups = [file.read_row_group(k) for k in range(file.num_row_groups)]
             about = json.loads(file.metadata.metadata[b"fastcomm"])
         about["reading"] = options
+        about["meta"].update(values if part == "meta" else {})
         plain = groups[0].schema.remove_metadata()
         with pq.ParquetWriter(path, plain, store_schema=False) as writer:
             writer.add_key_value_metadata({b"fastcomm": json.dumps(about).encode()})
@@ -151,6 +153,11 @@ def test_invalid_options_of_a_store_are_an_error(store, part, values, options):
     begun = process_time()
     assert "rank-00000.parquet: " in refused("metrics", store, *options)
     assert process_time() - begun < 10
+
+
+def test_an_invalid_rule_of_steps_in_a_store_is_an_error(store):
+    change(store, "meta", found_by="regex (")
+    assert "invalid regular expression '('" in refused("metrics", store)
 
 
 def test_valid_options_of_a_store_are_restored(store):

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from fastcomm import regexes
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import communication
 from fastcomm.readers.kineto import programs
@@ -278,9 +280,10 @@ def _marks_among_operators(scanned: Scanned, marks: str | None) -> npt.NDArray[n
     return operators[:0]
 
 
-def _match(names: Mapping[int, str], pattern: re.Pattern[str]) -> list[int]:
-    """Return the codes of the names in which a pattern is found."""
-    return [code for code, text in names.items() if pattern.search(text)]
+def _match(names: Mapping[int, str], regex: str) -> list[int]:
+    """Return the codes of the names in which a regular expression is found."""
+    flags = regexes.matches(pa.array(list(names.values()), pa.string()), regex)
+    return [code for code, flag in zip(names, flags.to_pylist(), strict=True) if flag]
 
 
 def _join_by_external_id(columns: dict[str, npt.NDArray[Any]]) -> None:
@@ -302,9 +305,10 @@ def _join_by_external_id(columns: dict[str, npt.NDArray[Any]]) -> None:
 def _restore_streams(scanned: Scanned) -> None:
     """Put events that are drawn on a lane of a CUDA graph on their streams."""
     columns = scanned.columns
-    if "original_stream" not in scanned.details:
+    original = scanned.details.get("original_stream")
+    if original is None or (original == NULL).all():
         return
-    stream = scanned.details["original_stream"][columns["detail"]]
+    stream = original[columns["detail"]]
     moved = np.flatnonzero(stream != NULL)
     for name in ("stream", "thread"):
         columns[name][moved] = stream[moved]
@@ -313,10 +317,11 @@ def _restore_streams(scanned: Scanned) -> None:
 def _name_copies(scanned: Scanned) -> None:
     """Add the direction to the names of copies that have it apart: "Memcpy PtoP"."""
     columns, texts = scanned.columns, scanned.texts
-    if "copy kind" not in scanned.details:
+    directions = scanned.details.get("copy kind")
+    if directions is None or (directions == NULL).all():
         return
     rows = np.flatnonzero(columns["kind"] == KIND["memcpy"])
-    kinds = scanned.details["copy kind"][columns["detail"][rows]]
+    kinds = directions[columns["detail"][rows]]
     for code in np.unique(kinds[kinds != NULL]).tolist():
         own = rows[kinds == code]
         own = own[scanned.are_named(own, _BARE_COPY.fullmatch)]

@@ -2,8 +2,9 @@
 
 import pytest
 from builders import kineto_text as k
+from builders.fault_tools import in_time
 
-from fastcomm.errors import TraceFileError
+from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.trace.iterations import IterationRule
@@ -65,3 +66,10 @@ def test_operators_of_pytorch_are_no_marks(tmp_path):
 def test_an_invalid_expression_is_an_error_that_names_the_file(tmp_path):
     with pytest.raises(TraceFileError, match=r"rank0\.json: iterations: "):
         read(tmp_path, steps("forward", "cpu_op"), "(")
+
+
+def test_operators_are_searched_in_time_that_grows_with_their_names(tmp_path):
+    operator = k.event("a" * 60 + " b", "cpu_op", 50, 100, pid=100, tid=1)
+    events = [*steps("iteration {}", "user_annotation"), operator]
+    with in_time(20), pytest.raises(FastcommError, match="no annotation matches"):
+        read(tmp_path, events, regex="(a|aa)+!$")
