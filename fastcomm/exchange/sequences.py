@@ -28,7 +28,6 @@ NEAR_NS = 1_000_000
 MOST_AGREE = 0.75
 # If fewer than half agree, the nearest item is taken, at most this far away.
 _FAR_NS = 100_000_000
-_HUGE = 1 << 62
 
 # A sequence that repeats itself looks alike a few steps later. A place is the only one if ends
 # agree better than those of the sequence with itself later, by this factor.

@@ -175,6 +175,7 @@ class OpenOptions:
     iterations: IterationRule = field(default_factory=IterationRule)
     allow_truncated: bool = False
     keep_going: bool = False  # whether to skip unreadable files (`RunTraces.skipped`)
+    by_beginnings: bool = False  # whether to read no more of files than tells their errors
     stated: frozenset[str] = frozenset()
     standing: frozenset[str] = frozenset()
 

@@ -207,7 +207,7 @@ def _rank_sources(name: str, files: Sequence[Path], options: OpenOptions) -> Ran
 def _failure(name: str, path: Path, options: OpenOptions) -> SkippedRank | None:
     """Return why a file cannot be opened by itself, or None."""
     try:
-        module(name).find([path], options)
+        module(name).find([path], replace(options, by_beginnings=True))
     except TraceFileError as error:
         rank = rank_from_name(path.name)
         return SkippedRank(rank=rank, path=str(path), error=str(error))

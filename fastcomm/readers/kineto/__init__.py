@@ -337,7 +337,7 @@ def _alone(path: Path, options: OpenOptions) -> RankSources:
     rank = start.rank if start.rank is not None else rank_from_name(path.name)
     world = agreed_world({path: start.world_size}, {rank or 0: path})
     reading = options.reading(world, (rank or 0,))
-    if len(devices := find_devices(path, reading)) > 1:
+    if not options.by_beginnings and (devices := find_devices(path, reading)):
         return _of_devices(path, devices, options)
     return RankSources(sources=(_source(path, rank or 0, reading, rank),), world_size=world)
 
@@ -349,12 +349,11 @@ def _of_devices(
     ranks, warnings = ranks_of(devices)
     world = max(len(devices), max(ranks) + 1, _stated_world(path, devices))
     reading = options.reading(world, ranks)
-    sources = [
-        RankReader(read, path, reading, (rank, None, device), may_have_shapes=True).source(rank)
-        for rank, device in sorted(zip(ranks, devices, strict=True), key=lambda pair: pair[0])
-    ]
+    of_rank = dict(zip(ranks, devices, strict=True))
     return RankSources(
-        sources=tuple(sources),
+        sources=tuple(
+            _source(path, rank, reading, rank, device=of_rank[rank]) for rank in sorted(ranks)
+        ),
         world_size=world,
         warnings=tuple(f"{path}: {text}" for text in warnings),
     )
@@ -375,9 +374,10 @@ def _source(
     reading: TraceOptions,
     rank: int | None,
     assigned: Assigned | None = None,
+    device: ProcessDevice | None = None,
 ) -> Source:
     """Return the source of a rank, which is `rank` if that is certain."""
-    details = rank, assigned
+    details = rank, assigned, device
     return RankReader(read, path, reading, details, may_have_shapes=True).source(number)
 
 

@@ -97,7 +97,9 @@ def _with_described(
     Kernels that a call launches besides have its metadata, too: those that touch one device
     alone are left out.
     """
-    kernels = np.setdiff1d(events.rows("kernel"), rows)
+    kernels = events.rows("kernel")
+    kernels = kernels[events.places(kernels) != NONE]
+    kernels = kernels[~np.isin(kernels, rows)]
     described = np.any([_names_operation(events, kernels, key) for key in _OPERATIONS], axis=0)
     kernels = kernels[described]
     is_local = events.by_text(events.name[kernels], kernel_names.is_local)

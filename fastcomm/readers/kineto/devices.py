@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import CHANGED
+from fastcomm.readers.devices import busy, is_for_others
 from fastcomm.readers.kineto.chrome import Scanned, Selection
 from fastcomm.trace.schema import KIND, KINDS
-from fastcomm.trace.trace import SMALL
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.json_events import TEXT_LANE
 
@@ -69,11 +69,7 @@ def is_on_device(columns: Mapping[str, NDArray[Any]]) -> Flags:
 
 
 def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
-    """Return the devices of a file that are ranks of their own; empty if there are no two.
-
-    Devices with less than `SMALL` of the time of kernels are no ranks: a process may touch a
-    device that it does not use.
-    """
+    """Return the devices of a file that are ranks of their own; empty if there are no two."""
     columns = scanned.columns
     rows = np.flatnonzero(columns["kind"] == KIND["kernel"])
     process, number = columns["process"][rows], _numbers(columns)[rows]
@@ -84,8 +80,7 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
     )
     index = index.reshape(-1)
     duration = (columns["stop"] - columns["start"])[rows]
-    times = np.bincount(index, duration.clip(0), pairs.shape[1])
-    chosen = np.flatnonzero(times >= SMALL * times.sum())
+    chosen = busy(index, duration.clip(0), pairs.shape[1])
     chosen = chosen[np.argsort(first_row[chosen])]
     if len(chosen) < 2 or (np.abs(pairs[1]) >= _LARGEST).any():  # noqa: PLR2004
         return ()
@@ -149,10 +144,7 @@ def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
     is_own &= _numbers(columns) == device.number
     is_shared = ~on_device & np.isin(columns["process"], hosts)
     same_host = np.isin(columns["process"], [*own, *_siblings(names, device)])
-    others = columns["correlation"][on_device & ~is_own & same_host]
-    others = np.setdiff1d(others, columns["correlation"][is_own])
-    is_call = columns["kind"] == KIND["runtime"]
-    is_shared &= ~(is_call & np.isin(columns["correlation"], others))
+    is_shared &= ~is_for_others(columns, is_own, on_device & ~is_own & same_host)
     selected = is_own | is_shared
     return replace(
         scanned,
@@ -258,7 +250,7 @@ def scan_again(
     path: Path, selection: Selection, *, scan: Scan, **options: Any
 ) -> tuple[Scanned, Any]:
     """Return what `peek` scanned, once per rank; else scan. Columns must not be written."""
-    key = _key(path, selection, options)
+    key = _key(path, selection, options) if _last else ()
     result, uses = _last.pop(key, (None, 0))
     if result is None:
         _last.clear()

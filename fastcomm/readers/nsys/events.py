@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fastcomm.readers.devices import is_for_others
 from fastcomm.readers.nsys import schema
 from fastcomm.readers.nsys.export import Export, ExportRows, Points
 from fastcomm.readers.nsys.nvtx import Ranges
@@ -190,11 +191,9 @@ def read_events(
 
 def _of_device(columns: Mapping[str, Ints], device: int) -> dict[str, Ints]:
     """Return the events of a device and the host, but not the calls for other devices."""
-    number, call = columns["device"], columns["correlation"]
-    is_own = number == device
-    others = np.setdiff1d(call[~is_own & (number != NULL)], call[is_own])
-    is_for_others = (columns["kind"] == KIND["runtime"]) & np.isin(call, others)
-    selected = is_own | ((number == NULL) & ~is_for_others)
+    is_own, is_on_host = columns["device"] == device, columns["device"] == NULL
+    strange = is_for_others(columns, is_own, ~is_own & ~is_on_host)
+    selected = is_own | (is_on_host & ~strange)
     return {name: column[selected] for name, column in columns.items()}
 
 

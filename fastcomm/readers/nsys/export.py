@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
 from fastcomm.errors import TraceFileError
+from fastcomm.readers.devices import busy
 from fastcomm.readers.nsys import schema, sqlite
 from fastcomm.readers.nsys.schema import BLOB, INTEGER, SUFFIXES, TEXT
-from fastcomm.trace.trace import SMALL
 from fastcomm_kernels.arrays import NULL, Ints
 
 
@@ -339,11 +339,7 @@ class Export:
         return {None if value == NULL else value >> schema.THREAD_BITS for value in values}
 
     def kernel_devices(self) -> dict[int, tuple[int, ...]]:
-        """Return the devices that are ranks of their own, by process (`g >> 24`) with several.
-
-        A device with less than `SMALL` of the time of a process's kernels is none: a process
-        may touch a device that it does not use.
-        """
+        """Return the devices that are ranks, by process (`g >> 24`) that drives several."""
         names = (schema.PROCESS_COLUMN[schema.KERNEL], "deviceId")
         if not all(self.has_column(schema.KERNEL, name) for name in names):
             return {}
@@ -358,11 +354,11 @@ class Export:
         return {process: self._busy_devices(process) for process in sorted(several)}
 
     def _busy_devices(self, process: int) -> tuple[int, ...]:
-        """Return the devices with kernels of a process, but those with `SMALL` time."""
+        """Return the devices of a process that are ranks."""
         rows = self.rows(schema.KERNEL, ("deviceId", "start", "end"), process=process)
         devices, index = np.unique(rows["deviceId"], return_inverse=True)
-        times = np.bincount(index, rows["end"] - rows["start"], len(devices))
-        return tuple(devices[(devices != NULL) & (times >= SMALL * times.sum())].tolist())
+        used = devices[busy(index, rows["end"] - rows["start"], len(devices))]
+        return tuple(used[used != NULL].tolist())
 
     def strings(self, ids: Ints) -> dict[int, str]:
         """Return texts of the table of strings by id.
