@@ -1,11 +1,12 @@
 """The scanner beside a parser that everyone has, and a whole rank beside its scan."""
 
 import gzip
+import re
 from collections import deque
 from pathlib import Path
 
 import pytest
-from timing import PARSED, best, printed, scan_of
+from timing import best, scan_of
 
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
@@ -26,12 +27,12 @@ def text(tmp_path_factory):
     return path.read_bytes()
 
 
-def test_scan(quotient, text, tmp_path):
+def test_scan(quotient, text):
+    """Beside plain C that looks at each character, and makes no objects."""
     scan = scan_of(text)
     scan()  # compiles
-    plain = tmp_path / "trace.json"
-    plain.write_bytes(text)
-    quotient("scan", lambda: (printed(PARSED, plain, 5), *best(scan, rounds=ROUNDS)))
+    between_quotes = re.compile(rb'(?:[^"]*"[^"]*")*')
+    quotient("scan", lambda: best(lambda: between_quotes.match(text), scan, rounds=ROUNDS))
 
 
 def test_a_rank(quotient, tmp_path):

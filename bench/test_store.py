@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pyarrow as pa
 import pytest
 from timing import best
 
@@ -46,6 +47,16 @@ def test_reopening(rank, bar):
     )
 
 
+@pytest.fixture
+def one_thread():
+    """Arrow on one core: two that share their parts add up to more time."""
+    count = pa.cpu_count()
+    pa.set_cpu_count(1)
+    yield
+    pa.set_cpu_count(count)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_reopening_whole(rank, bar):
     trace, stored, events = rank
     whole = TraceOptions(whole=True)

@@ -14,20 +14,6 @@ from fastcomm_kernels import json_scan, string_tables
 from fastcomm_kernels._llvm import PADDING
 
 TESTS = Path(__file__).parents[1] / "tests"
-# A parser that everyone has, on a file. In a process of its own: where many objects live,
-# Python's garbage collector looks at new ones less often, and orjson is up to half faster.
-PARSED = """
-import sys
-from pathlib import Path
-from time import process_time
-import orjson
-text, seconds = Path(sys.argv[1]).read_bytes(), []
-for _ in range(int(sys.argv[2])):
-    begun = process_time()
-    orjson.loads(text)
-    seconds.append(process_time() - begun)
-print(min(seconds))
-"""
 
 
 def best(*runs, rounds):

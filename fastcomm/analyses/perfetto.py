@@ -1,4 +1,4 @@
-"""Write device work and communication of all ranks as one Chrome trace, on one clock.
+"""Write device work and communication of all ranks as one timeline, on one clock.
 
 The ranks are read twice: first their communication, which aligns clocks and tells who waits for
 whom, then the work of the chosen steps, which every worker writes as text. A rank is a process;
@@ -6,7 +6,7 @@ its threads are steps, streams, and the communication of each stream. A wait is 
 its collective or message, and an arrow comes from the member that arrived last.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,11 @@ from fastcomm.metrics.across import expected_members
 from fastcomm.metrics.computation import material_of
 from fastcomm.metrics.matching import MESSAGE_COLUMNS, AlignedEvents, Share
 from fastcomm.process import temporary_folder
-from fastcomm.trace import chrome_trace
-from fastcomm.trace.chrome_trace import Place, TextPiece
+from fastcomm.readers.perfetto import SUFFIXES
+from fastcomm.trace.chrome_trace import ChromeTimeline
 from fastcomm.trace.columns import alike, filled
+from fastcomm.trace.perfetto_trace import PerfettoTimeline
+from fastcomm.trace.pieces import Piece, is_compressed, join
 from fastcomm.trace.run import (
     RunTraces,
     SkippedRank,
@@ -40,6 +42,7 @@ from fastcomm.trace.run import (
     warnings_of_ranks,
 )
 from fastcomm.trace.schema import OPS
+from fastcomm.trace.timelines import DrawnWaits, Place, Slices, TimelineFormat, threads
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NULL, Flags, Ints
@@ -64,6 +67,25 @@ class PerfettoFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _TimelineFile:
+    """The file to write, and the folder of its pieces."""
+
+    target: Path
+    folder: Path
+
+    def timeline(self, plan: "_Plan") -> TimelineFormat:
+        """Return the format that the file's name says."""
+        if self.target.name.lower().endswith(SUFFIXES):
+            return PerfettoTimeline(plan.origin)
+        return ChromeTimeline()
+
+    def write(self, name: str, texts: Iterable[bytes]) -> Piece:
+        """Write a piece."""
+        compressed = is_compressed(self.target)
+        return Piece.write(self.folder / name, texts, compressed=compressed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """When the chosen steps of each rank begin and end, and the arrows between ranks."""
 
@@ -76,7 +98,12 @@ class _Plan:
     skipped: tuple[SkippedRank, ...]
     warnings: tuple[str, ...]
     arrows: int = 0
-    pieces: tuple[TextPiece, ...] = ()  # waits and arrows
+    pieces: tuple[Piece, ...] = ()  # waits and arrows
+
+    @property
+    def origin(self) -> int:
+        """Time 0 on the clock of the first rank whose clock can be compared, ns from 0."""
+        return max(int(self.zero[np.argmin(self.is_far)]), 0)
 
     def place(self, rank: Ints) -> Ints:
         """Return the index of each rank."""
@@ -88,9 +115,8 @@ class _Written:
     """The text of one rank."""
 
     rank: int
-    title: bytes
     events: int
-    piece: TextPiece
+    piece: Piece
 
 
 def convert(
@@ -109,7 +135,8 @@ def convert(
     run
         The traces.
     target
-        File to write, gzipped if its name ends in ``.gz``. Workers write beside it.
+        File to write: packets of Perfetto if its name has one of `SUFFIXES`, else JSON;
+        gzipped if it ends in ``.gz``. Workers write beside it.
     executor
         Reads and writes the ranks.
     steps
@@ -129,13 +156,11 @@ def convert(
 
     """
     only = None if steps is None else frozenset(steps)
-    compressed = target.name.endswith(".gz")
     with temporary_folder(target.parent) as folder:
-        finish = partial(_planned, only=only, folder=folder, compressed=compressed)
+        output = _TimelineFile(folder=folder, target=target)
+        finish = partial(_planned, only=only, output=output)
         plan = _gathered(run, executor, finish, only=only, keep_going=keep_going)
-        write = partial(
-            _write, plan=replace(plan, pieces=()), folder=folder, compressed=compressed
-        )
+        write = partial(_write, plan=replace(plan, pieces=()), output=output)
         written, skipped = executor.gather(
             run.only(plan.ranks.tolist()),
             of_each(write),
@@ -144,7 +169,8 @@ def convert(
         )
         in_order = sorted(written, key=lambda part: part.rank)
         pieces = (*(part.piece for part in in_order), *plan.pieces)
-        chrome_trace.join(pieces, in_order[-1].title, target, folder)
+        timeline = output.timeline(plan)
+        join(timeline.begin, pieces, timeline.end(in_order[-1].rank), target, folder)
     return PerfettoFile(
         ranks=len(written),
         events=sum(part.events for part in written),
@@ -213,7 +239,7 @@ def _communication_threads(trace: Trace) -> tuple[Ints, dict[int, str]]:
     def title(row: int) -> str:
         return "communication" + ("" if stream[row] == NULL else f", {kind} {stream[row]}")
 
-    return chrome_trace.threads(_COMMUNICATION, stream, (start, stop), title)
+    return threads(_COMMUNICATION, stream, (start, stop), title)
 
 
 def _lane_kind(trace: Trace) -> str:
@@ -227,8 +253,7 @@ def _planned(
     spread: Spread,
     *,
     only: frozenset[int] | None,
-    folder: Path,
-    compressed: bool,
+    output: _TimelineFile,
 ) -> _Plan | None:
     """Align the clocks and write waits and arrows; None if steps are on different clocks."""
     if without_device_clock(whole.notes):
@@ -242,7 +267,7 @@ def _planned(
         job=expected_members(material),
     )
     plan = _clocks(whole, aligned, skipped)
-    draw = partial(_draw, aligned=aligned, plan=plan, folder=folder, compressed=compressed)
+    draw = partial(_draw, aligned=aligned, plan=plan, output=output)
     drawn = spread(draw, list(enumerate(aligned.shares())))
     return replace(
         plan,
@@ -290,13 +315,8 @@ def _clocks(whole: Partial, aligned: AlignedEvents, skipped: Sequence[SkippedRan
 
 
 def _draw(
-    item: tuple[int, Share],
-    *,
-    aligned: AlignedEvents,
-    plan: _Plan,
-    folder: Path,
-    compressed: bool,
-) -> tuple[TextPiece, int]:
+    item: tuple[int, Share], *, aligned: AlignedEvents, plan: _Plan, output: _TimelineFile
+) -> tuple[Piece, int]:
     """Write the waits in a share of the communication, and an arrow for each; count these."""
     number, share = item
     table = aligned.read(share, _COLUMNS)
@@ -306,24 +326,14 @@ def _draw(
     start, length = events.start - plan.zero[place], events.stop - events.start
     rows, awaited, wait = _waits(matched, plan.is_far[place])
     wait = np.minimum(wait, length[rows])
-    end = start[rows] + np.minimum(wait, np.maximum(length[rows] - 1, 0))
-    target = Place(pid=events.rank[rows], tid=thread[rows], time=end)
-    source = Place(pid=events.rank[awaited], tid=thread[awaited], time=start[awaited])
-    ids = np.arange(len(rows)) + (number << _ID_BITS)
-    texts = [
-        chrome_trace.lines(
-            b'{"ph":"X","name":"wait","cat":"wait","args":{"for rank":',
-            chrome_trace.integers(source.pid, 8),
-            b"},",
-            *replace(target, time=start[rows]).parts(),
-            b',"dur":',
-            chrome_trace.microseconds(wait),
-            b"},\n",
-        ),
-        chrome_trace.arrows(_LATE, ids, source, target),
-    ]
-    path = folder / f"waits-{number}"
-    return TextPiece.write(path, texts if len(rows) else (), compressed=compressed), len(rows)
+    waits = DrawnWaits(
+        place=Place(pid=events.rank[rows], tid=thread[rows], time=start[rows]),
+        length=wait,
+        awaited=Place(pid=events.rank[awaited], tid=thread[awaited], time=start[awaited]),
+        arrival=start[rows] + np.minimum(wait, np.maximum(length[rows] - 1, 0)),
+    )
+    texts = output.timeline(plan).waits(number, waits) if len(rows) else ()
+    return output.write(f"waits-{number}", texts), len(rows)
 
 
 def _waits(matched: MatchedEvents, is_far: Flags) -> tuple[Ints, Ints, Ints]:
@@ -341,7 +351,7 @@ def _waits(matched: MatchedEvents, is_far: Flags) -> tuple[Ints, Ints, Ints]:
     return matched.row[waits], matched.row[last[waits]], matched.wait[waits]
 
 
-def _write(trace: Trace, *, plan: _Plan, folder: Path, compressed: bool) -> _Written:
+def _write(trace: Trace, *, plan: _Plan, output: _TimelineFile) -> _Written:
     """Write the work of a rank in the chosen steps."""
     rank = trace.meta.rank
     place = int(plan.place(np.array([rank]))[0])
@@ -354,22 +364,21 @@ def _write(trace: Trace, *, plan: _Plan, folder: Path, compressed: bool) -> _Wri
     steps = steps.filter(
         pc.and_(pc.greater_equal(steps["start"], begin), pc.less_equal(steps["stop"], stop))
     )
-    numbers = steps["number"].to_pylist()
     step_heads = [
         {"name": f"step {number}", "cat": "step", "pid": rank, "tid": STEPS}
-        for number in numbers
+        for number in steps["number"].to_pylist()
     ]
-    step_times = (steps[name].to_numpy() - zero for name in ("start", "stop"))
-    name = f"rank {rank}" + (" (clock not aligned)" if plan.is_far[place] else "")
-    title = partial(chrome_trace.titles, rank, name, rank)
-    used = {thread: threads[thread] for thread in np.unique(columns["thread"]).tolist()}
-    texts = (
-        title({STEPS: "steps", **used}),
-        chrome_trace.slices(step_heads, np.arange(len(numbers)), *step_times),
-        chrome_trace.slices(heads, head, start, start + columns["duration"]),
+    step_start, step_stop = (steps[name].to_numpy() - zero for name in ("start", "stop"))
+    slices = Slices(
+        heads=[*step_heads, *heads],
+        head=np.concatenate([np.arange(len(step_heads)), head + len(step_heads)]),
+        start=np.concatenate([step_start, start]),
+        stop=np.concatenate([step_stop, start + columns["duration"]]),
     )
-    piece = TextPiece.write(folder / f"rank-{rank}", texts, compressed=compressed)
-    return _Written(rank=rank, title=title({}), events=len(start), piece=piece)
+    name = f"rank {rank}" + (" (clock not aligned)" if plan.is_far[place] else "")
+    used = {thread: threads[thread] for thread in np.unique(columns["thread"]).tolist()}
+    texts = output.timeline(plan).rank(rank, name, {STEPS: "steps", **used}, slices)
+    return _Written(rank=rank, events=len(start), piece=output.write(f"rank-{rank}", texts))
 
 
 def _columns(trace: Trace) -> tuple[Arrays, dict[int, str]]:
@@ -380,7 +389,7 @@ def _columns(trace: Trace) -> tuple[Arrays, dict[int, str]]:
     lane = trace.events["lane"].to_numpy()[own["event"]].astype(np.int64)
     stop = own["start"] + own["duration"]
     kind, name = _lane_kind(trace), trace.lanes["thread"].to_pylist()
-    thread, titles = chrome_trace.threads(
+    thread, titles = threads(
         STEPS + 1, lane, (own["start"], stop), lambda row: f"{kind} {name[lane[row]]}"
     )
     on_comm, comm_titles = _communication_threads(trace)

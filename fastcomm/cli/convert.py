@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   fastcomm convert traces/ all.json.gz && fastcomm dpro stats all.json.gz
-  fastcomm convert traces/ run.json.gz --to perfetto --steps 12
+  fastcomm convert traces/ run.pftrace.gz --to perfetto --steps 12
   fastcomm convert traces/ astra/ --to chakra
 """
 
@@ -63,9 +63,10 @@ def run(
     clocks aligned, steps numbered, for fastcomm dpro stats; .gz compresses it. It has the work
     of devices and communication, named after their operators as FW, BW or UPDATE_.
 
-    perfetto: DESTINATION is one file with all ranks for ui.perfetto.dev and chrome://tracing;
-    .gz compresses it. A rank is a process with its steps, streams and communication. Clocks are
-    aligned; a wait is drawn inside its collective, with an arrow from the last arrival.
+    perfetto: DESTINATION is one file with all ranks for ui.perfetto.dev: .pftrace, or .json,
+    which is larger and opens in chrome://tracing, too; .gz compresses it. A rank is a process
+    with its steps, streams and communication. Clocks are aligned; a wait is drawn inside its
+    collective, with an arrow from the last arrival.
 
     chakra: DESTINATION is a directory of one execution trace per rank (trace.0.et, ...) and the
     groups (trace.groups.json), for simulators such as ASTRA-sim. Device work is replayed as

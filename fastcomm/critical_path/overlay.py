@@ -25,10 +25,12 @@ from fastcomm.process import temporary_folder
 from fastcomm.readers.kineto import SUFFIXES
 from fastcomm.readers.stream import UnreadBytesError, blocks
 from fastcomm.trace import chrome_trace
-from fastcomm.trace.chrome_trace import Place, TextPiece
+from fastcomm.trace.chrome_trace import ChromeTimeline
 from fastcomm.trace.columns import alike, filled, text_codes
+from fastcomm.trace.pieces import Piece, is_compressed, join
 from fastcomm.trace.run import named_ranks
 from fastcomm.trace.schema import KIND
+from fastcomm.trace.timelines import Place, Slices, threads
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_text
 from fastcomm_kernels._llvm import PADDING
@@ -288,15 +290,15 @@ def write_what_if(answer: WhatIf, target: Path) -> None:
 
     """
     with temporary_folder(target.parent) as folder:
-        compressed = target.name.endswith(".gz")
+        compressed = is_compressed(target)
         paths = (answer.before, answer.after)
         pieces = [
-            TextPiece.write(folder / name, _step_text(path, name, side), compressed=compressed)
+            Piece.write(folder / name, _step_text(path, name, side), compressed=compressed)
             for side, (path, name) in enumerate(zip(paths, _SIDES, strict=True))
         ]
-        rank = answer.before.ranks[0]
-        last = chrome_trace.titles(2 * rank, f"rank {rank}, {_SIDES[0]}", 2 * rank, {})
-        chrome_trace.join(pieces, last, target, folder)
+        timeline = ChromeTimeline()
+        end = timeline.end(2 * answer.before.ranks[0])
+        join(timeline.begin, pieces, end, target, folder)
 
 
 def _step_text(path: CriticalPath, name: str, side: int) -> Iterator[bytes]:
@@ -315,7 +317,8 @@ def _step_text(path: CriticalPath, name: str, side: int) -> Iterator[bytes]:
     nodes = path.valid_path.nodes if path.path is not None else np.empty(0, np.int32)
     heads, head = _event_heads(table, pid, tid, np.isin(rows, graph.event[nodes]))
     begin = int(graph.time.min()) if len(graph.time) else 0
-    yield chrome_trace.slices(heads, head, start - begin, stop - begin)
+    slices = Slices(heads=heads, head=head, start=start - begin, stop=stop - begin)
+    yield chrome_trace.slice_lines(slices)
     place = np.full(len(first) + 1, NONE, np.int64)
     place[rows] = np.arange(len(rows))
     at = place[graph.event[nodes]]
@@ -360,4 +363,4 @@ def _event_threads(
         kind = "stream" if table["is_device"][row].as_py() else "thread"
         return f"{kind} {table['thread'][row].as_py()}"
 
-    return chrome_trace.threads(1, lane, (start, stop), title, nests=True)
+    return threads(1, lane, (start, stop), title, nests=True)

@@ -1,32 +1,20 @@
 """Text of the Chrome trace format, which Perfetto and chrome://tracing open.
 
 An event is a line of JSON with a comma. Lines of equal length are written as one matrix of
-characters: numbers have spaces before them, which JSON allows. A *piece* is a file with the
-lines of some events, maybe deflated; pieces that several processes write are joined without
-being read again. Times are int64 ns from 0; the format has µs, with three decimals here.
+characters: numbers have spaces before them, which JSON allows. Times are int64 ns from 0; the
+format has µs, with three decimals here.
 """
 
 import json
-import shutil
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, reduce
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.files import aside
-from fastcomm.trace.columns import alike
+from fastcomm.trace.timelines import LAST_ARRIVAL, DrawnWaits, Place, Slices
 from fastcomm_kernels.arrays import Ints
-
-_zlib: Any
-try:
-    from isal import isal_zlib as _zlib
-except ImportError:  # no wheel for this platform
-    import zlib as _zlib
 
 Characters = NDArray[np.void]  # of equal length, a number each
 
@@ -44,12 +32,6 @@ _LOWEST = np.concatenate([_table("0"), _table(" ")])
 _HIGHER = _LOWEST.copy()
 _HIGHER[_BASE] = np.frombuffer(b"    ", np.uint32)[0]  # nothing is above the first digit
 _DECIMALS = np.array([f".{number:03}".encode() for number in range(1000)]).view(np.uint32)
-
-_HEAD, _TAIL = b'{"displayTimeUnit":"ns","traceEvents":[\n', b"\n]}\n"
-# Of a gzip file: deflate, no name, no time, unknown system; and its empty last block.
-_GZIP_HEAD, _DEFLATE_END = b"\x1f\x8b\x08\0\0\0\0\0\0\xff", b"\x03\0"
-_CRC = 0xEDB88320  # polynomial of gzip's checksum, reversed
-_CRC_BITS = 32
 
 
 def integers(values: Ints, digits: int = 12) -> Characters:
@@ -87,22 +69,13 @@ def lines(*parts: bytes | Characters) -> bytes:
     return text.tobytes()
 
 
-def slices(heads: Sequence[dict[str, Any]], head: Ints, start: Ints, stop: Ints) -> bytes:
-    """Return the lines of events.
-
-    Parameters
-    ----------
-    heads
-        Keys that several events have in common: `name`, `cat`, `pid`, `tid`, `args`.
-    head
-        Index into `heads` of each event.
-    start, stop
-        Times of each event.
-
-    """
-    order = np.argsort(head, kind="stable")
-    times = microseconds(start[order]), microseconds((stop - start)[order])
-    edges = np.searchsorted(head[order], np.arange(len(heads) + 1)).tolist()
+def slice_lines(slices: Slices) -> bytes:
+    """Return the lines of events."""
+    order = np.argsort(slices.head, kind="stable")
+    length = slices.stop - slices.start
+    times = microseconds(slices.start[order]), microseconds(length[order])
+    heads = range(len(slices.heads) + 1)
+    edges = np.searchsorted(slices.head[order], heads).tolist()
     return b"".join(
         lines(
             _line({"ph": "X", **common})[: -len(b"},\n")] + b',"ts":',
@@ -111,204 +84,79 @@ def slices(heads: Sequence[dict[str, Any]], head: Ints, start: Ints, stop: Ints)
             times[1][begin:end],
             b"},\n",
         )
-        for common, begin, end in zip(heads, edges, edges[1:], strict=False)
+        for common, begin, end in zip(slices.heads, edges, edges[1:], strict=False)
         if end > begin
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where events are drawn: process, thread, and time of each."""
-
-    pid: Ints
-    tid: Ints
-    time: Ints
-
-    def parts(self) -> tuple[bytes | Characters, ...]:
-        """Return the parts of the lines that tell the place."""
-        numbers = integers(self.pid, 8), b',"tid":', integers(self.tid, 8)
-        return b'"pid":', *numbers, b',"ts":', microseconds(self.time)
+def _parts(place: Place) -> tuple[bytes | Characters, ...]:
+    """Return the parts of lines that tell where events are drawn."""
+    numbers = integers(place.pid, 8), b',"tid":', integers(place.tid, 8)
+    return b'"pid":', *numbers, b',"ts":', microseconds(place.time)
 
 
 def arrows(name: str, ids: Ints, begin: Place, end: Place) -> bytes:
     """Return the lines of arrows between the events at two places; `ids` are unique."""
     head = f'{{"name":{json.dumps(name)},"cat":{json.dumps(name)},"id":'.encode()
     number = integers(ids, 16)
-    return lines(head, number, b',"ph":"s",', *begin.parts(), b"},\n") + lines(
-        head, number, b',"ph":"f","bp":"e",', *end.parts(), b"},\n"
+    return lines(head, number, b',"ph":"s",', *_parts(begin), b"},\n") + lines(
+        head, number, b',"ph":"f","bp":"e",', *_parts(end), b"},\n"
     )
 
 
 def titles(pid: int, name: str, order: int, threads: Mapping[int, str]) -> bytes:
     """Return the lines that name a process and its threads, and place it by `order`."""
     rows: list[tuple[str, dict[str, int], dict[str, Any]]] = [
-        ("process_name", {}, {"name": name}),
-        ("process_sort_index", {}, {"sort_index": order}),
+        ("process_name", {}, {"name": name})
     ]
     for place, (tid, thread) in enumerate(threads.items()):
         rows.append(("thread_name", {"tid": tid}, {"name": thread}))
         rows.append(("thread_sort_index", {"tid": tid}, {"sort_index": place}))
-    return b"".join(
+    return order_line(pid, order) + b"".join(
         _line({"ph": "M", "name": kind, "pid": pid, **thread, "args": args})
         for kind, thread, args in rows
     )
+
+
+def order_line(pid: int, order: int) -> bytes:
+    """Return the line that places a process by `order`."""
+    args = {"sort_index": order}
+    return _line({"ph": "M", "name": "process_sort_index", "pid": pid, "args": args})
 
 
 def _line(event: Mapping[str, Any]) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode() + b",\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPiece:
-    """A file with the lines of some events."""
+class ChromeTimeline:
+    """A timeline as text of the Chrome trace format."""
 
-    path: Path
-    length: int  # bytes of the text
-    crc: int  # of the text, for gzip
+    @property
+    def begin(self) -> bytes:
+        """What a file begins with."""
+        return b'{"displayTimeUnit":"ns","traceEvents":[\n'
 
-    @classmethod
-    def write(cls, path: Path, texts: Iterable[bytes], *, compressed: bool) -> "TextPiece":
-        """Write lines to a new file, deflated if the joined file is `compressed`."""
-        length = crc = 0
-        deflate = _zlib.compressobj(1, _zlib.DEFLATED, -15)
-        with path.open("wb") as file:
-            for text in texts:
-                length += len(text)
-                if compressed:
-                    crc = _zlib.crc32(text, crc)
-                    file.write(deflate.compress(text))
-                else:
-                    file.write(text)
-            if compressed:
-                file.write(deflate.flush(_zlib.Z_SYNC_FLUSH))
-        return cls(path=path, length=length, crc=crc)
+    def rank(
+        self, rank: int, name: str, threads: Mapping[int, str], slices: Slices
+    ) -> tuple[bytes, ...]:
+        """Return a rank with the titles of its threads, and its events."""
+        return titles(rank, name, rank, threads), slice_lines(slices)
 
+    def waits(self, share: int, waits: DrawnWaits) -> tuple[bytes, ...]:
+        """Return waits and arrows to them, of a share of the communication."""
+        place, awaited = waits.place, waits.awaited
+        slices = lines(
+            b'{"ph":"X","name":"wait","cat":"wait","args":{"for rank":',
+            integers(awaited.pid, 8),
+            b"},",
+            *_parts(place),
+            b',"dur":',
+            microseconds(waits.length),
+            b"},\n",
+        )
+        inside = replace(place, time=waits.arrival)
+        return slices, arrows(LAST_ARRIVAL, waits.ids(share), awaited, inside)
 
-def join(pieces: Iterable[TextPiece], last: bytes, target: Path, folder: Path) -> None:
-    """Write a trace of pieces, which are removed; gzipped if its name ends in ``.gz``.
-
-    Parameters
-    ----------
-    pieces
-        Events and titles in the order in which they are written.
-    last
-        The last line, such as one of `titles`.
-    target
-        File to write.
-    folder
-        Directory for the begin and the end of the trace.
-
-    Raises
-    ------
-    FastcommError
-        If the file cannot be written.
-
-    """
-    is_gzip = target.name.endswith(".gz")
-    head = TextPiece.write(folder / "head", [_HEAD], compressed=is_gzip)
-    tail = TextPiece.write(folder / "tail", [last.rstrip(b",\n"), _TAIL], compressed=is_gzip)
-    length = crc = 0
-    with aside(target) as unfinished, unfinished.open("wb") as file:
-        file.write(_GZIP_HEAD if is_gzip else b"")
-        for piece in (head, *pieces, tail):
-            with piece.path.open("rb") as part:
-                shutil.copyfileobj(part, file, 1 << 20)
-            piece.path.unlink()
-            crc = _joined_crc(crc, piece.crc, piece.length) if is_gzip else 0
-            length += piece.length
-        if is_gzip:
-            file.write(_DEFLATE_END + struct.pack("<II", crc, length & 0xFFFFFFFF))
-
-
-def _joined_crc(first: int, second: int, length: int) -> int:
-    """Return the checksum of two texts from theirs; `length` is the second's, in bytes."""
-    for bit in range(length.bit_length()):
-        if length >> bit & 1:
-            first = _applied(_zeros(bit), first)
-    return first ^ second
-
-
-@cache
-def _zeros(power: int) -> list[int]:
-    """Return what 2^power zero bytes do to a checksum: a linear map of 32 bits."""
-    if power:
-        half = _zeros(power - 1)
-        return [_applied(half, column) for column in half]
-    matrix = [_CRC, *(1 << bit for bit in range(_CRC_BITS - 1))]  # of a zero bit
-    for _ in range(3):
-        matrix = [_applied(matrix, column) for column in matrix]
-    return matrix
-
-
-def _applied(matrix: Sequence[int], bits: int) -> int:
-    """Return a matrix times a vector, modulo 2; `matrix` has columns."""
-    chosen = (column for place, column in enumerate(matrix) if bits >> place & 1)
-    return reduce(int.__xor__, chosen, 0)
-
-
-def free_levels(lane: Ints, start: Ints, stop: Ints, *, nests: bool = False) -> Ints:
-    """Return for each event the first level of its lane that is free when it starts.
-
-    Slices of one thread must not overlap: Perfetto drops them. With `nests`, an event may be
-    inside another one, as calls are.
-    """
-    level = np.zeros(len(lane), np.int64)
-    order = np.lexsort((-stop if nests else stop, start, lane))
-    for rows in _overlapping(order, lane, start, stop):
-        running: list[list[int]] = []  # by level: ends of the events that are open, outer first
-        for row in rows.tolist():
-            begin, end = int(start[row]), int(stop[row])
-            for ends in running:
-                while ends and ends[-1] <= begin:
-                    ends.pop()
-            fits = (not ends or (nests and end <= ends[-1]) for ends in running)
-            place = next((k for k, fit in enumerate(fits) if fit), len(running))
-            if place == len(running):
-                running.append([])
-            running[place].append(end)
-            level[row] = place
-    return level
-
-
-def threads(
-    first: int,
-    lane: Ints,
-    times: tuple[Ints, Ints],
-    title: Callable[[int], str],
-    *,
-    nests: bool = False,
-) -> tuple[Ints, dict[int, str]]:
-    """Return the thread of each event, and the titles of threads: one per lane and level.
-
-    Parameters
-    ----------
-    first
-        Number of the first thread.
-    lane
-        Lane of each event.
-    times
-        Start and stop of each event.
-    title
-        Returns the title of the lane of an event.
-    nests
-        As in `free_levels`.
-
-    """
-    level = free_levels(lane, *times, nests=nests)
-    rows, number = alike(lane, level)
-    titles = {}
-    for thread, row in enumerate(rows.tolist(), first):
-        titles[thread] = title(row) + (f" ({level[row] + 1})" if level[row] else "")
-    return number + first, titles
-
-
-def _overlapping(order: Ints, lane: Ints, start: Ints, stop: Ints) -> Iterator[Ints]:
-    """Yield the rows of each run of overlapping events of a lane; `order` is by lane."""
-    edges = np.flatnonzero(np.diff(lane[order])) + 1
-    for rows in np.split(order, edges) if len(order) else ():
-        latest = np.maximum.accumulate(stop[rows])
-        begins = np.flatnonzero(start[rows[1:]] >= latest[:-1]) + 1
-        sizes = np.diff(np.concatenate([[0], begins, [len(rows)]]))
-        for first in np.flatnonzero(sizes > 1).tolist():
-            begin = 0 if not first else int(begins[first - 1])
-            yield rows[begin : begin + int(sizes[first])]
+    def end(self, pid: int) -> bytes:
+        """Return what a file ends with: a line of a process, without a comma."""
+        return order_line(pid, pid).rstrip(b",\n") + b"\n]}\n"

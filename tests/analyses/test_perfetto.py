@@ -15,16 +15,20 @@ from builders import job_traces
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.drawn import drawn
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from fastcomm.analyses.perfetto import convert
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.executors import Local
 from fastcomm.synthetic import Job, write
-from fastcomm.trace import chrome_trace
-from fastcomm.trace.chrome_trace import TextPiece
+from fastcomm.trace import chrome_trace, timelines
+from fastcomm.trace.perfetto_trace import PerfettoTimeline
+from fastcomm.trace.pieces import Piece, join
 from fastcomm.trace.run import RunTraces, Source
 from fastcomm.trace.schema import ENDS_TOGETHER
+from fastcomm.trace.timelines import DrawnWaits, Place, Slices
 
 JOB = Job.of(8, steps=3, layers=2, micro_batches=2)
 AHEAD = {3: 7_000_000, 5: -250_000}
@@ -45,21 +49,20 @@ def test_times_are_exact(values):
     assert {len(bytes(text)) for text in texts} == {16}
 
 
-@given(st.lists(st.lists(st.text(), max_size=3), max_size=4), st.text(min_size=1))
+@given(st.lists(st.lists(st.binary(), max_size=3), max_size=4), st.binary(), st.binary())
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
-def test_pieces_are_one_text(tmp_path_factory, name, parts, last):
+def test_pieces_are_one_text(tmp_path_factory, name, parts, begin, end):
     folder = tmp_path_factory.mktemp("pieces")
     compressed = name.endswith(".gz")
-    rows = [[json.dumps(text).encode() + b",\n" for text in part] for part in parts]
     pieces = [
-        TextPiece.write(folder / f"{number}", part, compressed=compressed)
-        for number, part in enumerate(rows)
+        Piece.write(folder / f"{number}", part, compressed=compressed)
+        for number, part in enumerate(parts)
     ]
-    chrome_trace.join(pieces, json.dumps(last).encode() + b",\n", folder / name, folder)
+    join(begin, pieces, end, folder / name, folder)
     data = (folder / name).read_bytes()
     # gzip checks length and checksum.
-    events = json.loads(gzip.decompress(data) if compressed else data)["traceEvents"]
-    assert events == [text for part in parts for text in part] + [last]
+    text = gzip.decompress(data) if compressed else data
+    assert text == begin + b"".join(content for part in parts for content in part) + end
     assert [path.name for path in folder.iterdir()] == [name]
 
 
@@ -70,8 +73,8 @@ EVENT = st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 8))
 def test_nested_events_share_a_level(events):
     lane, start, length = np.array(events, np.int64).reshape(-1, 3).T
     stop = start + length
-    levels = chrome_trace.free_levels(lane, start, stop, nests=True)
-    alone = chrome_trace.free_levels(lane, start, stop)
+    levels = timelines.free_levels(lane, start, stop, nests=True)
+    alone = timelines.free_levels(lane, start, stop)
     for row, other in combinations(range(len(lane)), 2):
         if (lane[row], levels[row]) == (lane[other], levels[other]):
             apart = stop[row] <= start[other] or stop[other] <= start[row]
@@ -85,7 +88,7 @@ def test_nested_events_share_a_level(events):
 @given(st.lists(EVENT, max_size=25))
 def test_a_level_is_the_first_that_is_free(events):
     lane, start, length = np.array(events, np.int64).reshape(-1, 3).T
-    levels = chrome_trace.free_levels(lane, start, start + length).tolist()
+    levels = timelines.free_levels(lane, start, start + length).tolist()
     busy = defaultdict(list)
     for row in np.lexsort((start + length, start, lane)).tolist():
         begin, end = int(start[row]), int(start[row] + length[row])
@@ -156,6 +159,146 @@ def test_every_event_of_every_rank_is_at_its_time_on_one_clock(converted):
         )
         # Clocks are aligned by ends of collectives, which are equal here.
         assert shown == expected
+
+
+def perfetto_of(path):
+    data = path.read_bytes()
+    return drawn(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
+@pytest.fixture(scope="module")
+def packets_file(tmp_path_factory):
+    target = tmp_path_factory.mktemp("perfetto") / "run.pftrace.gz"
+    return convert(in_memory(JOB, AHEAD), target, Local()), target
+
+
+def row_of(one, thread, start, length):
+    return *(one["pid"], thread, start, length, one["name"], one["cat"]), str(one["args"])
+
+
+def test_packets_have_the_slices_of_the_text(converted, packets_file):
+    text, events = converted
+    written, path = packets_file
+    assert written == text
+    names = {
+        (one["pid"], one["tid"]): one["args"]["name"]
+        for one in events
+        if one["name"] == "thread_name"
+    }
+    found, _, _ = perfetto_of(path)
+    assert sorted(
+        row_of(one, one["thread"], one["start"], one["stop"] - one["start"]) for one in found
+    ) == sorted(
+        row_of(
+            {"args": {}} | one,
+            names[one["pid"], one["tid"]],
+            int(one["ts"] * 1000),
+            int(one["dur"] * 1000),
+        )
+        for one in slices(events)
+    )
+
+
+def test_packets_have_the_arrows_of_the_text(converted, packets_file):
+    _, events = converted
+    found, instants, _ = perfetto_of(packets_file[1])
+    begins, ends = (
+        {one["id"]: one for one in events if one["ph"] == kind} for kind in ("s", "f")
+    )
+    from_instants = {flow: (time, one["pid"]) for time, one, own in instants for flow in own}
+    assert len(from_instants) == sum(len(own) for _, _, own in instants)
+    assert all(time == one["start"] for time, one, _ in instants)
+    assert sorted(
+        (*from_instants[flow], one["pid"], one["start"])
+        for one in found
+        for flow in one["arrow"]
+    ) == sorted(
+        (int(begins[key]["ts"] * 1000), begins[key]["pid"], end["pid"], start_of(events, end))
+        for key, end in ends.items()
+    )
+
+
+def start_of(events, arrow):
+    """Start of the wait at whose end an arrow ends, ns."""
+    (start,) = (
+        int(one["ts"] * 1000)
+        for one in slices(events)
+        if one["cat"] == "wait"
+        and [one[key] for key in PLACE] == [arrow[key] for key in PLACE]
+        and one["ts"] + one["dur"] == arrow["ts"]
+    )
+    return start
+
+
+def test_packets_have_real_time_and_processes_in_order(packets_file):
+    _, path = packets_file
+    data = gzip.decompress(path.read_bytes())
+    first = Trace.FromString(data).packet[0].clock_snapshot.clocks
+    zero = min(
+        made_trace(JOB, rank, AHEAD.get(rank, 0)).iterations["start"][0].as_py() - ahead
+        for rank, ahead in {0: 0, **AHEAD}.items()
+    )
+    # Boot time and real time are one clock, as in files of the PyTorch profiler.
+    assert {clock.clock_id: clock.timestamp for clock in first} == {1: zero, 6: zero}
+    _, _, tracks = perfetto_of(path)
+    processes = [one for one in tracks.values() if one.HasField("process")]
+    assert [(one.process.pid, one.process.process_name) for one in processes] == [
+        (rank, f"rank {rank}") for rank in range(JOB.ranks)
+    ]
+    for one in tracks.values():
+        assert one.HasField("process") or one.parent_uuid in tracks
+
+
+def test_packets_take_a_third_of_the_text(tmp_path):
+    sizes = {}
+    for name in ("run.json", "run.pftrace"):
+        convert(in_memory(JOB, AHEAD), tmp_path / name, Local())
+        sizes[name] = (tmp_path / name).stat().st_size
+    assert sizes["run.pftrace"] <= sizes["run.json"] / 3
+
+
+SPANS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(1, 6), st.integers(1, 6)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(SPANS)
+def test_a_wait_is_inside_of_what_waits_whatever_follows(spans):
+    """Slices may follow each other at once, and wait for all of their time."""
+    busy, rows = [0, 0, 0], []
+    for thread, gap, length, wait in spans:
+        start = busy[thread] + gap
+        busy[thread] = start + length
+        rows.append((thread + 1, start, start + length, min(wait, length)))
+    thread, start, stop, wait = np.array(rows, np.int64).T
+    rank = np.zeros(len(rows), np.int64)
+    heads = [{"name": "all-reduce", "cat": "DP", "pid": 0, "tid": tid} for tid in (1, 2, 3)]
+    timeline = PerfettoTimeline(10**18)
+    place = Place(pid=rank, tid=thread, time=start)
+    waits = DrawnWaits(
+        place=place,
+        length=wait,
+        awaited=place,
+        arrival=start + np.minimum(wait, stop - start - 1),
+    )
+    work = Slices(heads=heads, head=thread - 1, start=start, stop=stop)
+    titles = {tid: f"stream {tid}" for tid in (1, 2, 3)}
+    text = b"".join(
+        [timeline.begin, *timeline.rank(0, "rank 0", titles, work), *timeline.waits(0, waits)]
+    )
+    found, instants, _ = drawn(text)
+    assert sorted(
+        (one["thread"], one["start"], one["stop"]) for one in found if one["name"] != "wait"
+    ) == sorted((f"stream {tid}", begin, end) for tid, begin, end, _ in rows)
+    assert sorted(
+        (one["thread"], one["start"], one["stop"]) for one in found if one["name"] == "wait"
+    ) == sorted(
+        (f"stream {tid}", begin, begin + min(length, end - begin - 1))
+        for tid, begin, end, length in rows
+    )
+    assert len(instants) == len({(tid, begin) for tid, begin, *_ in rows})
 
 
 def test_the_file_follows_the_format(converted):
@@ -302,13 +445,15 @@ def command(*arguments):
     return CliRunner().invoke(main, ["convert", *map(str, arguments), "--to", "perfetto"])
 
 
-def test_workers_write_the_same_file(folder, tmp_path):
+@pytest.mark.parametrize("suffix", ["json", "pftrace"])
+def test_workers_write_the_same_file(folder, tmp_path, suffix):
     for workers in (1, 2):
-        done = command(folder, tmp_path / f"{workers}.json", "--workers", workers)
+        done = command(folder, tmp_path / f"{workers}.{suffix}", "--workers", workers)
         assert done.exit_code == 0, done.output
         assert re.search(r"\d+ events of 4 ranks \(perfetto\)", done.output)
-    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.json", "2.json"]
+    first, second = (tmp_path / f"{workers}.{suffix}" for workers in (1, 2))
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(tmp_path.iterdir()) == [first, second]
 
 
 def test_a_rank_that_cannot_be_read_is_named(folder, tmp_path):
