@@ -57,7 +57,16 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     waits, role, goal = waits_of(selected, guessed)
     locked = rows.matching(LOCKING_CALL) & (rows.kind == KIND["runtime"])
     packed = kernels.ConstraintRows(
-        rows.start, rows.stop, rows.lane, selected.is_device, locked, selected.call, role, goal
+        rows.start,
+        rows.stop,
+        rows.lane,
+        selected.is_device,
+        locked,
+        selected.call,
+        role,
+        goal,
+        selected.nodes.is_known,
+        selected.nodes.is_unordered,
     )
     edges = graphs.room(_most_edges(nodes, packed, lanes, waits))
     count, left_out = kernels.constrain(nodes, packed, lanes, waits, edges)

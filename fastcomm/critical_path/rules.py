@@ -250,6 +250,8 @@ def _owner_class(owner: EventFact, loads: Sequence[str]) -> str:
     if not is_device:
         is_load = any(is_match(text, str(name)) for text in loads)
         return "data_loading" if is_load else "cpu_bound"
+    if kind == "host_node":
+        return "cpu_bound"
     if op is not None:
         return "gpu_communication_bound"
     return "gpu_compute_bound" if kind == "kernel" else "gpu_memory_bound"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import pyarrow as pa
 
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.trace import host_names
@@ -37,6 +38,7 @@ class Selected:
     call: Numbers  # of `rows`: row of the launch of work, or NONE
     syncs: EventRows
     sync_call: Numbers  # of `syncs`: row of the call, or NONE
+    nodes: "GraphNodes"
 
     @classmethod
     def of(cls, trace: Trace, window: TimeRange, data_load: Sequence[str]) -> Self:
@@ -55,7 +57,7 @@ class Selected:
 
         """
         whole = EventRows.whole(trace)
-        is_work = whole.of_kind("kernel", "memcpy", "memset")
+        is_work = whole.of_kind("kernel", "memcpy", "memset", "host_node")
         on_device = np.flatnonzero(is_work | (whole.kind == KIND["sync"]))
         call = whole.launch_of(on_device)
         inside = (whole.start >= window.start) & (whole.start < window.stop)
@@ -81,6 +83,7 @@ class Selected:
             call=launch,
             syncs=whole.take(on_device[is_sync]),
             sync_call=place[call[is_sync]],
+            nodes=GraphNodes.of(trace, order),
         )
 
 
@@ -90,6 +93,39 @@ def _ordered(rows: EventRows, is_work: Flags, order: Ints) -> Ints:
     tie[is_work] += _LATE
     graphs.settle(order, rows.start, tie)
     return order
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNodes:
+    """What is known of the order of nodes of CUDA graphs, by row."""
+
+    is_known: Flags  # whether `waiting` and `source` have all dependencies of the row
+    is_unordered: Flags  # whether its lane tells no order
+    waiting: Numbers  # rows that wait
+    source: Numbers  # rows that they wait for
+
+    @classmethod
+    def of(cls, trace: Trace, order: Ints) -> Self:
+        """Read the order of some rows of a trace."""
+        is_known, is_unordered = (np.zeros(len(order), np.bool_) for _ in range(2))
+        none = np.empty(0, np.int32)
+        args = trace.args
+        if args is None or "on_lane" not in args.column_names:
+            return cls(is_known, is_unordered, none, none)
+        is_unordered = filled(args["on_lane"])[order] == 1
+        if "after" not in args.column_names:
+            return cls(is_known, is_unordered, none, none)
+        after = args["after"].take(pa.array(order)).combine_chunks()
+        is_known = after.is_valid().to_numpy(zero_copy_only=False)
+        place = {row: k for k, row in enumerate(filled(args["position"])[order].tolist())}
+        pairs = [
+            (k, place[int(position)])
+            for k in np.flatnonzero(is_known).tolist()
+            for position in after[k].as_py().split()
+            if int(position) in place
+        ]
+        waiting, source = np.array(pairs, np.int32).reshape(-1, 2).T
+        return cls(is_known, is_unordered, waiting, source)
 
 
 _Pairs = tuple[Integers, Integers, int]  # waiting rows, rows of the work, kind of the edges
@@ -121,9 +157,12 @@ def waits_of(
             goal[at] = streams.lanes(syncs.lane[own], syncs.stream[own])
         else:
             goal[at] = streams.devices(syncs.lane[own])
+    nodes = selected.nodes
     pairs = [*_copies(selected), *_events(selected, role, streams)]
+    pairs.append((nodes.waiting, nodes.source, kernels.SYNC))
     if guessed:
-        pairs.append((*guessed, kernels.INFERRED))
+        is_guess = ~nodes.is_known[guessed[0]]
+        pairs.append((guessed[0][is_guess], guessed[1][is_guess], kernels.INFERRED))
     return _indexed(pairs, len(rows), are_known(syncs)), role, goal
 
 

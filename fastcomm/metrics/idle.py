@@ -231,6 +231,13 @@ BY_CAUSE = {
         "streams, devices or processes",
         least_share=0.1,
     ),
+    "graph_callback": IdleCause(
+        text="callbacks in CUDA graphs",
+        awaited="for callbacks of the host in CUDA graphs",
+        to_try="to take them (cudaLaunchHostFunc) out of the captured graph",
+        is_named=True,
+        least_share=0.05,
+    ),
     "host_work": IdleCause(
         text="host work",
         awaited="for work of the host before launches",

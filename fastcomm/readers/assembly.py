@@ -31,7 +31,7 @@ from fastcomm.trace.iterations import (
     why_not_on_device_clock,
     without_cut_end,
 )
-from fastcomm.trace.schema import ARGS, OPERANDS, TAG
+from fastcomm.trace.schema import ARGS, TAG, TEXT_ARGS
 from fastcomm.trace.tags import ProcessGroup, Tagged, TagRules
 from fastcomm.trace.trace import NO_DEVICE, Meta, Trace
 from fastcomm_kernels.arrays import NULL
@@ -321,9 +321,9 @@ def _args_table(events: Events) -> pa.Table:
     columns = {name: events.more.get(name, unknown) for name in present}
     return pa.table(
         {
-            name: _texts(column, events.texts) if name in OPERANDS else nullable(column)
+            name: _texts(column, events.texts) if name in TEXT_ARGS else nullable(column)
             for name, column in columns.items()
-            if name not in OPERANDS or (column != NULL).any()
+            if name not in TEXT_ARGS or (column != NULL).any()
         }
     )
 

@@ -352,7 +352,7 @@ def _events(trace: Trace) -> Events:
     """Return the stored events as a reader returns them."""
     name = trace.events["name"].combine_chunks()
     args = trace.events.select([]) if trace.args is None else trace.args
-    more = {n: filled(args[n]) for n in args.column_names if n not in schema.OPERANDS}
+    more = {n: filled(args[n]) for n in args.column_names if n not in schema.TEXT_ARGS}
     stream = np.full(trace.events.num_rows, NULL, np.int64)
     stream[trace.comm["event"].to_numpy()] = filled(trace.comm["stream"])
     start, stop, correlation, offset = (

@@ -206,7 +206,7 @@ def _text_columns(source: Any) -> list[str]:
     import pyarrow.parquet as pq
 
     present = pq.read_metadata(source).schema.names
-    return _TEXT_COLUMNS + [name for name in schema.OPERANDS if name in present]
+    return _TEXT_COLUMNS + [name for name in schema.TEXT_ARGS if name in present]
 
 
 def _check_texts(file_schema: pa.Schema, columns: Iterable[str]) -> None:

@@ -10,6 +10,9 @@ call that launched the next work, from `l0` to `l1` on a thread of the host, div
 - Before `l0`, the first layer of `host_activity` counts that covers an instant on the thread of
   the call; without any, the cause is `unknown`.
 
+While a callback of the host in a CUDA graph runs, the cause is `graph_callback`. Such a time
+ends an idle time and begins another one, in which the rules above apply to the next work.
+
 If a synchronizing call of that thread covers `a`, the host had waited until the queue was
 empty, and what would be launch-bound is `synchronization`. Without a recorded launch, the
 cause is unknown, and its evidence is the work. After the last work of a trace, the thread that
@@ -101,6 +104,7 @@ def idle_intervals(trace: Trace, start: Ints, stop: Ints) -> IdleIntervals:
         return IdleIntervals.of_parts([_parts()], events.texts)
     gaps = _Gaps.of(events, trace, (int(start[0]), int(stop[-1])))
     parts = _host_run(host, gaps) if trace.meta.is_host_run else _device_run(host, gaps)
+    parts.append(_callbacks(events, trace))
     return IdleIntervals.of_parts(parts, events.texts)
 
 
@@ -133,18 +137,17 @@ class _Gaps:
     @classmethod
     def of(cls, events: EventRows, trace: Trace, span: tuple[int, int]) -> Self:
         """Find the idle times in a span (ns), each from its start before the span if it is."""
-        is_work = events.of_kind(*_ON_DEVICE)
-        is_work[trace.comm["event"].to_numpy()] = True
-        rows = np.flatnonzero(is_work & (events.start < events.stop))
-        begin, end = _union(events.start[rows], events.stop[rows])
+        rows = _work_rows(events, trace)
+        filled_rows = np.sort(np.concatenate([rows, _callback_rows(events)]))
+        begin, end = _union(events.start[filled_rows], events.stop[filled_rows])
         first, last = span
         if len(events):
             # Before all calls, so that it does not depend on which events were read.
             first = min(first, int(events.start[0]) - 1)
             last = max(last, int(events.stop.max()))
         start, stop = np.append(first, end), np.append(begin, last)
-        place = np.searchsorted(events.start[rows], begin)
-        work = np.append(rows[place], NONE)
+        place = np.searchsorted(events.start[rows], np.append(begin, last))
+        work = np.append(rows, NONE)[np.minimum(place, len(rows))]
         chosen = (start < stop) & (stop > span[0]) & (start < span[1])
         latest = rows[[np.argmax(events.stop[rows])]] if len(rows) else rows
         return cls(
@@ -154,6 +157,41 @@ class _Gaps:
             launch=_launch_of(events, work[chosen]),
             last_launch=int(_launch_of(events, latest)[0]) if len(rows) else NONE,
         )
+
+
+def _work_rows(events: EventRows, trace: Trace) -> Ints:
+    """Return the rows of device work and communication with a length."""
+    is_work = events.of_kind(*_ON_DEVICE)
+    is_work[trace.comm["event"].to_numpy()] = True
+    return np.flatnonzero(is_work & (events.start < events.stop))
+
+
+def _callback_rows(events: EventRows) -> Ints:
+    """Return the rows of callbacks in CUDA graphs with a length."""
+    nodes = events.rows("host_node")
+    return nodes[events.start[nodes] < events.stop[nodes]]
+
+
+def _callbacks(events: EventRows, trace: Trace) -> _Parts:
+    """Return the times in which callbacks in CUDA graphs run, and nothing on the device.
+
+    Of two at once, the one counts that began first.
+    """
+    nodes = _callback_rows(events)
+    if not len(nodes):
+        return _parts()
+    nodes = nodes[np.lexsort((-events.stop[nodes], events.start[nodes]))]
+    stop = np.maximum.accumulate(events.stop[nodes])
+    start = np.maximum(events.start[nodes], np.append(events.start[nodes[0]], stop[:-1]))
+    rows = _work_rows(events, trace)
+    begin, end = _union(events.start[rows], events.stop[rows])
+    edges = np.unique(np.concatenate([start, stop, begin, end]))
+    low, high = edges[:-1], edges[1:]
+    node = np.searchsorted(start, low, side="right") - 1
+    work = np.searchsorted(begin, low, side="right") - 1
+    is_idle = (node >= 0) & (low < stop[node]) & ((work < 0) | (low >= np.append(end, 0)[work]))
+    name = events.name[nodes[node[is_idle]]].astype(np.int64)
+    return _parts(low[is_idle], high[is_idle], "graph_callback", name)
 
 
 def _union(start: Ints, stop: Ints) -> tuple[Ints, Ints]:

@@ -23,6 +23,7 @@ KINDS = (
     "other",
     "host_work",  # compute on a host thread, in a run without an accelerator
     "host_comm",  # a collective that the host carries out, in a run with an accelerator
+    "host_node",  # a callback of the host in a CUDA graph: a stream waits for it
 )
 KIND = {name: number for number, name in enumerate(KINDS)}
 
@@ -93,9 +94,14 @@ ARGS = pa.schema(
         pa.field("input_shapes", _NAMES),  # of the inputs of an operator: a JSON list
         pa.field("input_types", _NAMES),  # their types: a JSON list
         pa.field("input_values", _NAMES),  # values of those that are no tensors: a JSON list
+        # Positions of what a node of a CUDA graph waits for, separated by spaces; null unless
+        # its replay has them.
+        pa.field("after", _NAMES),
+        pa.field("on_lane", pa.int64()),  # 1 where `on_stream` is a lane that tells no order
     ]
 )
 OPERANDS = ("input_shapes", "input_types", "input_values")
+TEXT_ARGS = (*OPERANDS, "after")
 
 LANES = pa.schema(
     [
@@ -160,6 +166,7 @@ CAUSES = (
     "data_loading",
     "python",
     "kernel_gaps",
+    "graph_callback",
     "host_work",
     "unknown",
 )

@@ -38,6 +38,10 @@ class ConstraintRows(NamedTuple):
     call: Numbers  # of device work: row of the call that launched it, or NONE
     role: Numbers  # of a call: NO_ROLE or one of FOR_...
     goal: Numbers  # of a call with a role: lane or device that it waits for, or NONE
+    # Of device work: whether `Waits` has all that it waits for besides its stream and its
+    # launch; and whether its lane tells no order among such work.
+    is_known: Flags
+    is_unordered: Flags
 
 
 class Lanes(NamedTuple):
@@ -374,6 +378,8 @@ def constrain(
                 end_of[call] = node
         else:
             call, other = rows.call[row], ahead[lane]
+            if rows.is_unordered[row] and other >= 0 and rows.is_unordered[other]:
+                other = NONE
             if other >= 0 and closed[other]:
                 source = nodes.last[other]
                 at = put(edges, at, (source, node), KERNEL, time[node] - time[source], other)
@@ -382,9 +388,9 @@ def constrain(
             # Of a CUDA graph, only the first work on each stream is bound by the launch.
             if call >= 0 and (other < 0 or rows.call[other] != call):
                 at = add(edges, at, (nodes.first[call], node), LAUNCH, row, time, left_out)
-                if end_of[call] >= 0:
+                if end_of[call] >= 0 and not rows.is_known[row]:
                     at = add(edges, at, (end_of[call], node), INFERRED, NONE, time, left_out)
-            if not waits.are_known:
+            if not waits.are_known and not rows.is_known[row]:
                 own = state.ended[lane]
                 source = other_stream(node, ended, rows, lanes, nodes, state.ends, own)
                 if source >= 0:

@@ -36,6 +36,7 @@ from fastcomm_kernels.perfetto_tables import (
     CHUNK,
     DEVICE,
     END,
+    EVENT,
     INTERNED_KINDS,
     KIND,
     LABEL,
@@ -44,6 +45,7 @@ from fastcomm_kernels.perfetto_tables import (
     NAME,
     NAMES,
     OFFSET,
+    ORDERED,
     PARENT,
     PID,
     PLACE,
@@ -58,6 +60,7 @@ from fastcomm_kernels.perfetto_tables import (
     TYPE,
     UUID,
     VALUES,
+    WAITS,
     Tables,
     interned_value,
 )
@@ -74,6 +77,7 @@ _ENTRY, _ITEM = 11 << 3 | BYTES, 12 << 3 | BYTES
 _KEY, _VALUE = 1 << 3 | BYTES, 2 << 3 | BYTES
 _DURATION, _EXTRA, _GPU = 2 << 3, 6 << 3 | BYTES, 11 << 3
 _QUEUE_IID, _STAGE_IID, _STAGE_NAME_IID = 13 << 3, 14 << 3, 20 << 3
+_EVENT_ID, _WAIT, _WAITS_PACKED = 1 << 3, 18 << 3, 18 << 3 | BYTES
 _UUID, _PARENT, _PROCESS, _THREAD = 1 << 3, 5 << 3, 3 << 3 | BYTES, 4 << 3 | BYTES
 _TRACK_NAME, _STATIC_NAME = 2 << 3 | BYTES, 10 << 3 | BYTES
 _ONE, _TWO, _FIVE, _SIX = 1 << 3, 2 << 3, 5 << 3 | BYTES, 6 << 3 | BYTES
@@ -362,6 +366,7 @@ def read_stage(
     `generation` is that of the sequence.
     """
     start, gpu, length, queue, stage, name, first = i, 0, 0, NULL, NULL, NULL, NONE
+    event, waits, first_wait, last_wait = NULL, NULL, NONE, NONE
     interned = tables.interned
     while i < end:
         tag, value, after = field(text, i, end)
@@ -380,7 +385,14 @@ def read_stage(
             stage = interned_value(interned, key_of(generation, QUEUES), value)
         elif tag == _STAGE_NAME_IID:
             name = interned_value(interned, key_of(generation, NAMES), value)
+        elif tag == _EVENT_ID:
+            event = value
+        elif tag in (_WAIT, _WAITS_PACKED):
+            first_wait = i if first_wait < 0 else first_wait
+            last_wait = after
         i = after
+    if first_wait >= 0 and get(tables.state, ORDERED):
+        waits = coded(tables, text, first_wait, last_wait - first_wait)
     arg_row = get(tables.state, ARG_ROWS)
     result = read_args(text, first if first >= 0 else end, end, _EXTRA, tables, generation)
     if result < 0:
@@ -388,6 +400,8 @@ def read_stage(
     row = add_start(tables, stage, name, start, arg_row)
     put(tables.starts, LENGTH * CHUNK + row, length)
     put(tables.starts, QUEUE * CHUNK + row, queue)
+    put(tables.starts, EVENT * CHUNK + row, event)
+    put(tables.starts, WAITS * CHUNK + row, waits)
     add_mark(tables, DEVICE, time, gpu)
     return end
 

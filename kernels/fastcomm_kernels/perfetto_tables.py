@@ -23,6 +23,8 @@ SEQUENCES, CLOCKS, ROOM, GENERATIONS, FULL, MOVED, MOVED_TO = range(11, 18)
 # The current packet: numbers, then begin and end of payloads (NULL: none).
 TIMESTAMP, CLOCK, SEQUENCE, FLAGS, CLEARED = range(18, 23)
 SNAPSHOT, SLICE, INTERNED, STAGE, TRACK, DEFAULTS = range(23, 35, 2)
+# Whether the order of stages is kept; the cells before are cleared, eight at a time.
+ORDERED = 39
 STATE_SIZE = 40
 
 # Room for marks, starts and args. Columns of marks and starts lie behind one another.
@@ -34,8 +36,9 @@ TYPE, TIME, PLACE, MARK_COLUMNS = range(4)
 BEGIN, END, DEVICE = 1, 2, 5
 # Columns of a start, which all marks but ends have: kind, or code of the stage's name; name, as
 # twice its code, plus 1 if the selection has its prefix; offset in the file; index of its args,
-# or NONE; duration of a stage; code of its queue's name. Unknown ones are NULL.
-KIND, NAME, OFFSET, ARG_ROW, LENGTH, QUEUE, START_COLUMNS = range(7)
+# or NONE; duration of a stage; code of its queue's name; its id; code of the bytes of its
+# message that have the ids of stages that it waits for. Unknown ones are NULL.
+KIND, NAME, OFFSET, ARG_ROW, LENGTH, QUEUE, EVENT, WAITS, START_COLUMNS = range(9)
 
 # Columns of a track; codes of texts.
 UUID, PARENT, PID, TID, LABEL, TRACK_COLUMNS = range(6)

@@ -109,7 +109,7 @@ def traces(draw):
 
 def _values(name):
     """What a column of arguments may hold."""
-    return st.none() | WORDS if name in schema.OPERANDS else SOME
+    return st.none() | WORDS if name in schema.TEXT_ARGS else SOME
 
 
 def table(columns, wanted):

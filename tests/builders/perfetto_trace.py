@@ -98,8 +98,12 @@ class Writer:
     def end(self, time, track, **packet):
         self.packet((11, message((9, 2), (11, track))), time=time, **packet)
 
-    def stage(self, time, length, name, stage, queue, *, gpu=0, extra=None):
-        fields = [(1, 1), (2, length), (11, gpu), (13, queue), (14, stage), (20, name)]
+    def stage(  # noqa: PLR0913 - a field each
+        self, time, length, name, stage, queue, *, gpu=0, extra=None, event=1, waits=()
+    ):
+        """A stage; `waits` are ids of others, or bytes with some of them."""
+        fields = [(1, event), (2, length), (11, gpu), (13, queue), (14, stage), (20, name)]
+        fields += [(18, own) for own in waits]
         fields += [(6, message((1, k), (2, v))) for k, v in (extra or {}).items()]
         self.packet((53, message(*fields) + self.strange), time=time)
 

@@ -94,6 +94,81 @@ def test_all_kernels_of_a_graph_belong_to_its_launch(path_of):
     assert found.graph.counts()["inferred"] == 1
 
 
+def replay(*arrows):
+    """Nodes a and c on a stream, b beside them, and a callback; arrows by their names."""
+    rows = {
+        "a": node("a", 10, 20, 8),
+        "b": node("b", 12, 26, 9),
+        "c": node("c", 40, 10, 8),
+        "HostNode: log": node("HostNode: log", 55, 30, 9, "graph_host_node"),
+        "d": node("d", 86, 4, 8),
+    }
+    halves = []
+    for number, (source, target) in enumerate(arrows):
+        begin, end = rows[source], rows[target]
+        common = {"id": (1 << 40) + number, "cat": "ac2g", "name": "ac2g", "pid": 0}
+        halves += [
+            {"ph": "s", **common, "tid": begin["tid"], "ts": begin["ts"] + begin["dur"]},
+            {"ph": "f", **common, "tid": end["tid"], "ts": end["ts"]},
+        ]
+    return [call("cudaGraphLaunch", 0, 5, 1), *rows.values(), *halves]
+
+
+def node(name, ts, dur, stream, cat="kernel"):
+    row = work(name, ts, dur, 1, stream, cat=cat)
+    row["args"] |= {"graph id": 3, "graph node id": ts}
+    return row
+
+
+CHAIN = [("c", "HostNode: log"), ("HostNode: log", "d")]
+
+
+@pytest.mark.parametrize(
+    ("arrows", "before_c"),
+    [
+        (
+            [("a", "c")],
+            [("gpu_compute_bound", 20, "a"), ("gpu_kernel_kernel_overhead", 10, "a")],
+        ),
+        (
+            [("b", "c")],
+            [("gpu_compute_bound", 26, "b"), ("gpu_kernel_kernel_overhead", 2, None)],
+        ),
+    ],
+)
+def test_nodes_of_a_graph_wait_for_what_their_arrows_say(path_of, arrows, before_c):
+    found = path_of(*replay(*arrows, *CHAIN))
+    launch = before_c[0][2], 10 if before_c[0][2] == "a" else 12
+    assert steps(found) == [
+        ("gpu_kernel_launch_overhead", launch[1], launch[0]),
+        *before_c,
+        ("gpu_compute_bound", 10, "c"),
+        ("gpu_kernel_kernel_overhead", 5, None),
+        ("cpu_bound", 30, "HostNode: log"),
+        ("gpu_kernel_kernel_overhead", 1, None),
+        ("gpu_compute_bound", 4, "d"),
+    ]
+    assert found.graph.counts()["inferred"] == 0
+
+
+def test_nodes_without_arrows_follow_their_stream(path_of):
+    assert steps(path_of(*replay())) == [
+        ("gpu_kernel_launch_overhead", 10, "a"),
+        ("gpu_compute_bound", 20, "a"),
+        ("gpu_kernel_kernel_overhead", 10, "a"),
+        ("gpu_compute_bound", 10, "c"),
+        ("gpu_kernel_kernel_overhead", 36, "c"),
+        ("gpu_compute_bound", 4, "d"),
+    ]
+
+
+def test_lanes_that_hide_streams_tell_no_order(path_of):
+    rows = [node("a", 10, 20, 7), node("b", 12, 26, 8), node("c", 40, 10, 7)]
+    found = path_of(call("cudaGraphLaunch", 0, 5, 1), *rows)
+    assert found.graph.counts()["kernel_kernel"] == 0
+    assert ("gpu_compute_bound", 26, "b") in steps(found)
+
+
 def test_events_that_overlap_on_a_thread_are_closed_by_identity(path_of):
     events = [
         op("A", 10, 50),

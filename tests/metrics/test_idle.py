@@ -73,6 +73,11 @@ def traces(draw):
         events.append(
             k.event(name, cat, draw(TIMES), dur, pid=100, tid=draw(st.integers(1, 2)))
         )
+    for _ in range(draw(st.integers(0, 2))):
+        node = k.event(
+            "HostNode: log", "graph_host_node", draw(TIMES), draw(st.integers(0, 60)), 0, 9
+        )
+        events.append(node)
     edges = sorted(draw(st.sets(st.integers(0, 900), min_size=2, max_size=3)))
     marks = [
         k.mark(f"ProfilerStep#{number}", start, stop - start)

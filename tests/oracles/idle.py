@@ -38,10 +38,15 @@ def causes(trace, windows):
 
 def cause_at(t, trace, events, work, edges):
     """Cause and evidence at an idle instant."""
-    a = max((e["stop"] for e in work if e["stop"] <= t), default=edges[0] - 1)
-    b = min((e["start"] for e in work if e["start"] > t), default=None)
+    nodes = [e for e in events if e["cat"] == "graph_host_node"]
+    if found := outer(nodes, t):
+        return "graph_callback", found["name"]
+    busy = [*work, *(e for e in nodes if e["stop"] > e["start"])]
+    a = max((e["stop"] for e in busy if e["stop"] <= t), default=edges[0] - 1)
+    later = [e for e in work if e["start"] > t]
+    b = min((e["start"] for e in busy if e["start"] > t), default=None) if later else None
     if b is not None:
-        ends = next(e for e in work if e["start"] == b)
+        ends = min(later, key=lambda e: e["start"])
         launch, name = launch_of(ends, events), ends["name"]
     else:
         last = max((e["stop"] for e in work), default=None)

@@ -1,6 +1,7 @@
 """Test that codes in the metadata of a store are read by name."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -68,25 +69,30 @@ def test_names_in_another_order_have_the_same_meaning(path):
 
 def test_a_file_without_names_has_those_of_the_first_releases(path):
     expected = read(path)
-    with_metadata(path, lambda about: about.pop("names"))
+    with_metadata(path, without_later_names)
     assert read(path) == expected
+
+
+def without_later_names(about):
+    without_cause(about, CAUSE["graph_callback"])
+    del about["names"]
 
 
 def test_a_cause_that_a_store_does_not_know_has_no_time(path):
     expected = read(path)
     added = CAUSE["data_loading"]
     assert all(row[added] == 0 for row in expected[0])
-
-    def drop(about):
-        del about["names"]["cause"][added]
-        for times in about["idle"].values():
-            for row in times["ns"]:
-                del row[added]
-            cause = times["evidence"]["cause"]
-            times["evidence"]["cause"] = [code - (code > added) for code in cause]
-
-    with_metadata(path, drop)
+    with_metadata(path, partial(without_cause, added=added))
     assert read(path) == expected
+
+
+def without_cause(about, added):
+    del about["names"]["cause"][added]
+    for times in about["idle"].values():
+        for row in times["ns"]:
+            del row[added]
+        cause = times["evidence"]["cause"]
+        times["evidence"]["cause"] = [code - (code > added) for code in cause]
 
 
 def test_time_of_a_cause_that_only_the_store_knows_is_of_an_unknown_cause(path):

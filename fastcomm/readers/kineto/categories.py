@@ -10,6 +10,7 @@ category for kernels and copies, and the categories of new devices are unknown.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers import communication
 from fastcomm.readers.kineto import programs
 from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
+from fastcomm.readers.kineto.graph_nodes import NODE_ARGS, waits_by_arrows, with_order
 from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.readers.stream import CutShortError, blocks
 from fastcomm.trace.host_names import COLLECTIVE_PREFIXES
@@ -48,6 +50,7 @@ _KINETO = {
     "gpu_annotation": ("gpu_user_annotation",),
     "sync": ("cuda_sync", "cuda_event"),
     "python": ("python_function",),
+    "host_node": ("graph_host_node",),
 }
 # Devices whose categories are named after them: privateuse1_runtime, mlu_memcpy, XPU_MEMSET.
 _BACKENDS = ("xpu", "hpu", "mtia", "privateuse1", "npu", "mlu", "musa", "gcu", "supa")
@@ -75,8 +78,7 @@ _NO_WORK = (
     *(b"cuda_profiler_range", b"hardware_counters", b"gpu_pm_counter", b"xpu_scope_profiler"),
     *(b"mtia_insight", b"mtia_counters", b"mtia_workloadd", b"ac2g", b"async_cpu_to_gpu"),
     *(b"fwdbwd", b"async_gpu"),
-    # Nodes of CUDA graphs: events that are recorded, and callbacks of the host.
-    *(b"graph_event_node", b"graph_host_node"),
+    b"graph_event_node",  # an event that is recorded inside a replay of a CUDA graph
 )
 # `CATEGORIES`, and those that the scanner skips without parsing the rest of the event.
 _SCANNED = CATEGORIES | dict.fromkeys(_NO_WORK, KIND["other"])
@@ -93,6 +95,7 @@ _WORK = tuple(KIND[name] for name in ("kernel", "memcpy", "memset"))
 _KEEP = {
     **dict.fromkeys(KIND, KEEP_NONE),
     **dict.fromkeys(("kernel", "memcpy", "memset", "runtime", "annotation"), KEEP_ALL),
+    "host_node": KEEP_ALL,  # for idle time
     **dict.fromkeys(("cpu_op", "python"), KEEP_LONG),  # for idle time
 }
 
@@ -163,6 +166,7 @@ EVERYTHING = replace(
     keep=_keep(dict.fromkeys(KIND, KEEP_ALL)),
     positions=True,
     row_args=(*METRICS.row_args, *(name for name in ARG_NAMES if name not in METRICS.row_args)),
+    detail_args=(*METRICS.detail_args, *NODE_ARGS),
     detail_texts=(*METRICS.detail_texts, "Concrete Inputs"),
 )
 
@@ -225,6 +229,8 @@ def scan(
 
     """
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
+    if selection.positions:
+        scanned = with_order(scanned, partial(waits_by_arrows, path, scanned))
     is_strange = (scanned.columns["kind"] >= _BY_NAME).any()
     scanned, unknown_work = settled(scanned, selection, marks)
     if is_strange and not np.isin(scanned.columns["kind"], _WORK).any():

@@ -24,7 +24,7 @@ from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.json_events import TEXT_LANE
 
 # Kinds of events on a device; waits are if they have one.
-DEVICE_EVENTS = ("kernel", "memcpy", "memset", "gpu_annotation", "host_work")
+DEVICE_EVENTS = ("kernel", "memcpy", "memset", "gpu_annotation", "host_work", "host_node")
 _ON_DEVICE = np.isin(KINDS, DEVICE_EVENTS)  # by kind
 _LABEL = re.compile(r"\[[^\]]{1,80}\](?= )")
 _DIGITS = re.compile(r"[0-9]{1,7}")

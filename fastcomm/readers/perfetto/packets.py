@@ -76,7 +76,10 @@ class Packets:
 
     marks: dict[str, NDArray[Any]]  # type, time, place
     starts: dict[str, NDArray[Any]]  # kind, name, is_selected, offset, arg_row
-    stages: dict[str, Ints]  # of the starts that are stages: length, queue
+    # Of the starts that are stages: length, queue; and, where all events are read, their id,
+    # and the code in `order` of the ids that they wait for, or NULL.
+    stages: dict[str, Ints]
+    order: dict[int, tuple[int, ...]]
     args: dict[str, Ints]  # numbers; by `starts["arg_row"]`; the last entry (NONE) is NULL
     detail: NDArray[np.int32]  # index into `details` by arg row; the last is NONE
     details: dict[str, Ints]  # the last entry (NONE) is NULL
@@ -192,6 +195,7 @@ class _PacketReader:
         self.clocks = np.zeros((_ROOM, perfetto_tables.CLOCK_COLUMNS), np.int64)
         self.state = np.zeros(perfetto_tables.STATE_SIZE, np.int64)
         self.state[[perfetto_tables.ROOM, perfetto_tables.MOVED]] = _ROOM, NULL
+        self.state[perfetto_tables.ORDERED] = selection.positions
         self.chunks = _Chunks()
         self.warnings: list[str] = []
         self.is_truncated = False
@@ -328,7 +332,7 @@ class _PacketReader:
             }
         )
         chunks.stages.append(
-            starts[[perfetto_tables.LENGTH, perfetto_tables.QUEUE]][:, is_stage]
+            starts[perfetto_tables.LENGTH : perfetto_tables.START_COLUMNS][:, is_stage]
         )
         chunks.arg_count += len(args)
         first = json_events.ARGS + len(self.columns.numbers)
@@ -350,11 +354,13 @@ class _PacketReader:
         details = list(np.concatenate([*chunks.details, no_details]).T)
         for place in range(len(columns.detail_numbers), len(detail_names)):
             _settle_texts(details[place], strings, texts, detail_names[place], self.path)
-        length, queue = (column[:-1] for column in _joined(chunks.stages))
+        stages = [column[:-1] for column in _joined(chunks.stages)]
+        waits = np.unique(stages[-1][stages[-1] >= 0]).tolist()
         return Packets(
             marks=_joined_columns(chunks.marks),
             starts=_joined_columns(chunks.starts),
-            stages={"length": length, "queue": queue},
+            stages=dict(zip(("length", "queue", "event", "waits"), stages, strict=True)),
+            order={code: _waits(strings[code], self.path) for code in waits},
             args=dict(zip(_decoded(columns.numbers), _joined(chunks.args), strict=True)),
             detail=_places(np.concatenate(chunks.has_details)),
             details=dict(zip(detail_names, details, strict=True)),
@@ -473,6 +479,31 @@ def _name_of(message: bytes) -> str:
     """Return the name of an annotation, or ""."""
     names = [content for number, content in _fields(message) if number == _NAME]
     return names[-1].decode(errors="replace") if names and isinstance(names[-1], bytes) else ""
+
+
+_WAIT = 18  # field of a stage: the id of one that it waits for
+
+
+def _waits(message: bytes, path: Path) -> tuple[int, ...]:
+    """Return the ids that a stage waits for, from the part of its message that has them."""
+    try:
+        return tuple(_wait_ids(message))
+    except ValueError as error:
+        raise TraceFileError(f"{path}: event_wait_ids of a stage: {error}") from error
+
+
+def _wait_ids(message: bytes) -> list[int]:
+    """Return the ids in fields of their own, or packed; ValueError if they are damaged."""
+    ids: list[int] = []
+    for number, content in _fields(message):
+        if number == _WAIT and isinstance(content, int):
+            ids.append(content)
+        elif number == _WAIT and isinstance(content, bytes):  # packed
+            at = 0
+            while at < len(content):
+                own, at = _varint(content, at)
+                ids.append(own)
+    return ids
 
 
 _SIZES = {protobuf.FIXED64: 8, protobuf.FIXED32: 4}

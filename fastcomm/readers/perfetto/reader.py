@@ -16,6 +16,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto.categories import UnknownWork, settled
 from fastcomm.readers.kineto.chrome import Scanned, Selection
+from fastcomm.readers.kineto.graph_nodes import with_order
 from fastcomm.readers.kineto.host import named_rows
 from fastcomm.readers.kineto.reader import Encoding
 from fastcomm.readers.kineto.reader import read as read_as
@@ -96,6 +97,8 @@ def scan(
         envelope={**scanned.envelope, "distributedInfo": info},
         warnings=(*scanned.warnings, *_warnings(path, events)),
     )
+    if selection.positions:
+        scanned = with_order(scanned, lambda _: events.waits)
     return settled(_with_rccl(scanned), selection, marks)
 
 

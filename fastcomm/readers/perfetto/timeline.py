@@ -5,6 +5,7 @@ that the traces of both encodings of a run are equal.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ class SliceTimeline:
     scanned: Scanned
     is_from_torch: bool  # whether device work is in stages, which end early where they overlap
     open_slices: int  # without an end, or with an impossible time
+    waits: tuple[tuple[int, int], ...]  # rows of stages that wait, and of what they wait for
 
 
 def timeline(packets: Packets, selection: Selection) -> SliceTimeline:
@@ -110,7 +112,21 @@ class _TimelineBuilder:
             scanned=scanned,
             is_from_torch=bool(self.is_stage.any()),
             open_slices=len(is_whole) - scanned.event_count,
+            waits=tuple(self._waits(rows)),
         )
+
+    def _waits(self, rows: Ints) -> Iterator[tuple[int, int]]:
+        """Yield the places among `rows` of stages that wait, and of what they wait for."""
+        packets, own = self.packets, np.flatnonzero(self.is_stage[rows])
+        if not packets.order:
+            return
+        at = np.searchsorted(np.flatnonzero(self.is_stage), rows[own])
+        event, waits = (packets.stages[name][at].tolist() for name in ("event", "waits"))
+        place = dict(zip(event, own.tolist(), strict=True))
+        for stage, code in zip(own.tolist(), waits, strict=True):
+            for source in packets.order.get(code, ()):
+                if place.get(source, stage) != stage:
+                    yield stage, place[source]
 
     def _stops(self, is_start: Flags) -> Ints:
         """Return when each start ends; NULL for slices without an end."""

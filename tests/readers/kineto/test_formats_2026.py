@@ -66,6 +66,22 @@ def test_nodes_of_graphs_that_are_no_work_count_as_none(name):
     assert "not understood" not in said
 
 
+@pytest.mark.parametrize("encoding", ["json", "pftrace"])
+def test_nodes_of_graphs_wait_for_what_the_file_says(encoding):
+    """Nodes 0 to 6: 1, 2, 6 after 0; 3 after 2; 4 after 3; 5 after 1 and 3, no work."""
+    trace = fastcomm.open(DATA / "cuspy_graph" / encoding).read(0)
+    position, after = (trace.args[name].to_pylist() for name in ("position", "after"))
+    starts = trace.events["start"].to_pylist()
+    nodes = sorted((start, row) for row, start in enumerate(starts) if after[row] is not None)
+    number = {position[row]: place for place, (_, row) in enumerate(nodes)}
+    found = {
+        number[position[row]]: {number[int(own)] for own in after[row].split()}
+        for _, row in nodes
+    }
+    # By start: node 0, 1, 2, 6, the callback 4, and 5.
+    assert found == {0: set(), 1: {0}, 2: {0}, 3: {0}, 4: {2}, 5: {1, 2}}
+
+
 @pytest.mark.parametrize("name", ["none", "all"])
 def test_events_on_lanes_of_a_graph_are_on_their_streams(name):
     trace = fastcomm.open(DATA / "graph_kineto" / name).read(0)

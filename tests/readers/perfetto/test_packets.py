@@ -255,6 +255,25 @@ def test_the_selection_keeps_args_by_kind_and_name(tmp_path):
     assert packets.starts["is_selected"].tolist() == [True, False] * 3
 
 
+def test_stages_have_their_id_and_the_ids_that_they_wait_for(tmp_path):
+    writer, selection = Writer(), Selection(**vars_of(SELECTION), positions=True)
+    packed = b"".join(map(varint, (7, 2**40)))
+    for event, waits in ((7, ()), (2**40, (7,)), (3, (packed,)), (4, (9, packed, 2**63))):
+        writer.stage(10, 5, None, 1, 2, event=event, waits=waits)
+    packets = read(tmp_path, writer.text(), selection)
+    assert packets.stages["event"].tolist() == [7, 2**40, 3, 4]
+    found = [packets.order.get(code, ()) for code in packets.stages["waits"].tolist()]
+    assert found == [(), (7,), (7, 2**40), (9, 7, 2**40, 2**63)]
+    assert not read(tmp_path, writer.text()).order
+
+
+def test_damaged_ids_are_an_error(tmp_path):
+    writer, selection = Writer(), Selection(**vars_of(SELECTION), positions=True)
+    writer.stage(10, 5, None, 1, 2, waits=(b"\x80",))
+    with pytest.raises(TraceFileError, match="event_wait_ids of a stage: a value that ends"):
+        read(tmp_path, writer.text(), selection)
+
+
 def vars_of(selection):
     names = ("kinds", "keep", "prefixes", "row_args", "detail_args", "detail_texts")
     return {name: getattr(selection, name) for name in names}
