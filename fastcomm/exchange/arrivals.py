@@ -28,11 +28,8 @@ _MESSAGE = OP["SendRecv"]
 
 # Columns of events that a table may lack, by attribute.
 _OPTIONAL = {
-    **{
-        name: name
-        for name in ("rank", "group", "group_size", "seq", "step", "partner", "stream")
-    },
-    **{name: name for name in ("bytes", "payload_bytes", "bus_bytes")},
+    **{name: name for name in ("rank", "group", "group_size", "seq", "call_id", "step")},
+    **{name: name for name in ("partner", "stream", "bytes", "payload_bytes", "bus_bytes")},
     **{name: f"{name}_ns" for name in ("alone", "exposed")},
 }
 
@@ -50,6 +47,7 @@ class CommunicationEvents:
     group: Ints
     group_size: Ints
     seq: Ints
+    call_id: Ints
     step: Ints
     bytes: Ints
     payload_bytes: Ints
@@ -157,9 +155,8 @@ def match_collectives(events: CommunicationEvents, rows: Ints) -> Matches:
         A value per element of `rows`.
 
     """
-    columns = {
-        name: getattr(events, name) for name in ("rank", "group", "op", "seq", "stop", "step")
-    }
+    names = ("rank", "group", "op", "seq", "call_id", "stop", "step")
+    columns = {name: getattr(events, name) for name in names}
     columns |= {"payload": events.payload_bytes, "root": events.partner}
     return match(CollectiveCalls.of(columns, rows))
 

@@ -28,7 +28,7 @@ from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
-_COLUMNS = ("op", "tag", "start", "stop", "seq", "payload_bytes", "root", "event")
+_COLUMNS = ("op", "tag", "start", "stop", "seq", "call_id", "payload_bytes", "root", "event")
 _PARTNERS = ("sends_to", "receives_from")
 _PAIR = 2
 
@@ -168,7 +168,8 @@ class RunCommunication:
         group = np.concatenate([_labels(trace) for trace in traces.values()])
         directed = table["sends_to"].is_valid().to_numpy() & (columns["op"] == OP["SendRecv"])
         synchronous = np.flatnonzero((group != NULL) & ~directed)
-        calls = {name: columns[name] for name in ("rank", "op", "seq", "stop", "root")}
+        names = ("rank", "op", "seq", "call_id", "stop", "root")
+        calls = {name: columns[name] for name in names}
         steps = np.concatenate([_steps(trace) for trace in traces.values()])
         calls |= {"group": group, "payload": columns["payload_bytes"], "step": steps}
         rows = [row for part in groups for row in part.to_pylist()]
@@ -238,7 +239,7 @@ class RunCommunication:
         notes = {
             "messages lack their other side and are not joined": unmatched,
             "collectives are on one rank alone of those that were read": self._alone(counts),
-            "collectives do not match in size or root and are not joined": refused,
+            "collectives do not match in size, root or `Comms Id` and are not joined": refused,
             "collectives whose root or peers are unknown or not read are not joined": unknown,
         }
         return self._in_order(exchanged, collectives, ahead), [

@@ -1,9 +1,10 @@
 """Match events of ranks: find those that are one collective, and the two sides of messages.
 
-Collectives match if their groups have the same members and their sequence numbers are equal. In
-a group where some events have no unique number, the sequences of its ranks are aligned instead:
-by operation and size, and by their ends, which all members reach at the same time. So missing
-events of one rank do not shift all later events.
+Collectives match if their groups have the same members and their sequence numbers are equal, or
+without these, the ids that PyTorch gives to calls. In a group where some events have no unique
+number, the sequences of its ranks are aligned instead: by operation and size, and by their
+ends, which all members reach at the same time. So missing events of one rank do not shift all
+later events.
 
 Operations with a root, and messages in a group of two without a direction, may end at different
 times. Each such operation is a sequence of its own. They are matched last, on clocks that are
@@ -14,7 +15,7 @@ sent is the k-th received. If one side misses some, both sides are aligned by nu
 and by their ends.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -33,11 +34,12 @@ from fastcomm.exchange.sequences import (
     lengths,
 )
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, OPS, ROOTED
+from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, OP, OPS, ROOTED
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 _MEMBER_BITS = 40
 _ROUTE_BITS = 32
+_MESSAGE = OP["SendRecv"]
 _ENDS_APART = np.array([op not in ENDS_TOGETHER for op in range(len(OPS))])
 # Combines the number of a group with others. It is large, as groups are hashes.
 FACTOR = 0x632BE59BD9B4E019
@@ -59,6 +61,9 @@ class CollectiveCalls:
     stop: Ints  # ns, on the rank's clock
     step: Ints  # number of its mark, the same on all ranks; NULL if unknown
     root: Ints | None = None  # global rank; NULL if none; None if all are unknown
+    # Hash of group and number; NULL if unknown; None if all are. Not of messages, whose ends
+    # may differ in it.
+    call_id: Ints | None = None
 
     @classmethod
     def of(cls, columns: Mapping[str, Ints], rows: Ints) -> Self:
@@ -69,8 +74,10 @@ class CollectiveCalls:
         """
         selected = {name: column[rows] for name, column in columns.items()}
         op, payload, root = (selected.pop(name) for name in ("op", "payload", "root"))
+        ids = selected.pop("call_id")
         return cls(
             **selected,
+            call_id=None if (ids == NULL).all() else np.where(op == _MESSAGE, NULL, ids),
             op=op.astype(np.int64),
             size=np.where(np.isin(op, EVEN), payload, NULL),
             root=np.where(np.isin(op, ROOTED), root, NULL),
@@ -84,8 +91,9 @@ class Matches:
     instance: Ints
     count: int  # of collectives
     dropped: int  # rows of ranks that could not be aligned with their group
-    refused: Ints  # as `instance`: collectives left out as sizes or roots of members differ
+    refused: Ints  # as `instance`: collectives left out as sizes, roots or ids differ
     numbered: Flags  # per row: matched by its sequence number, not by order and end
+    unlike: int = 0  # collectives of groups in which no call has one id on several ranks
 
 
 def match(calls: CollectiveCalls) -> Matches:
@@ -94,7 +102,7 @@ def match(calls: CollectiveCalls) -> Matches:
     Rows match by sequence number, else by order and end, see the module.
     """
     apart = _ENDS_APART[calls.op]
-    series = _series(calls, apart)
+    series = _series(_numbered_by_id(calls), apart)
     instance, unnumbered = _by_number(series)
     done, dropped = int(instance.max(initial=NONE)) + 1, 0
     numbered = instance != NONE
@@ -110,14 +118,53 @@ def match(calls: CollectiveCalls) -> Matches:
             dropped += skipped
             instance[own] = np.where(places == NONE, NONE, places + done)
             done += int(places.max(initial=NONE)) + 1
-    is_contradictory = _contradictory(calls, instance, done)
+    ids, unlike = _confirmed_ids(calls, instance, done)
+    is_contradictory = _contradictory((calls.size, calls.root, ids), instance, done)
     matched, count = _of_several(instance, ~is_contradictory)
     refused = np.broadcast_to(np.int64(NONE), len(instance))
     if is_contradictory.any():
         refused, _ = _of_several(instance, is_contradictory)
     return Matches(
-        instance=matched, count=count, dropped=dropped, refused=refused, numbered=numbered
+        instance=matched,
+        count=count,
+        dropped=dropped,
+        refused=refused,
+        numbered=numbered,
+        unlike=unlike,
     )
+
+
+def _numbered_by_id(calls: CollectiveCalls) -> CollectiveCalls:
+    """Return the calls with their ids in place of unknown sequence numbers."""
+    if calls.call_id is None:
+        return calls
+    return replace(calls, seq=np.where(calls.seq == NULL, calls.call_id, calls.seq))
+
+
+def _confirmed_ids(
+    calls: CollectiveCalls, instance: Ints, count: int
+) -> tuple[Ints | None, int]:
+    """Return the ids of groups in which one is equal on several ranks; others are NULL.
+
+    Elsewhere ids tell nothing: names of the group differ, or the builds that hash them. The
+    second value is the number of collectives whose members' ids differ there.
+    """
+    ids = calls.call_id
+    if ids is None:
+        return None, 0
+    rows = np.flatnonzero((instance != NONE) & (ids != NULL))
+    number = instance[rows]
+    last = np.full(count, NULL)
+    last[number] = ids[rows]
+    members = np.bincount(number, minlength=count)
+    differs = np.zeros(count, np.bool_)
+    differs[number[ids[rows] != last[number]]] = True
+    group = np.zeros(count, np.int64)
+    group[number] = calls.group[rows]
+    confirmed = np.unique(group[(members > 1) & ~differs])
+    is_confirmed = np.isin(calls.group, confirmed)
+    unlike = int((differs & ~np.isin(group, confirmed)).sum())
+    return np.where(is_confirmed, ids, NULL), unlike
 
 
 def _series(calls: CollectiveCalls, apart: Flags) -> CollectiveCalls:
@@ -173,10 +220,10 @@ def _ahead(calls: CollectiveCalls, instance: Ints, together: Flags) -> Ints:
     return offset_by_row(calls.rank, by_rank)
 
 
-def _contradictory(calls: CollectiveCalls, instance: Ints, count: int) -> Flags:
-    """Return, per collective, whether sizes or roots of its members differ."""
+def _contradictory(columns: Sequence[Ints | None], instance: Ints, count: int) -> Flags:
+    """Return, per collective, whether its members differ in a column; None has no values."""
     is_contradictory = np.zeros(count, np.bool_)
-    for values in (calls.size, calls.root):
+    for values in columns:
         if values is None:
             continue
         one = np.full(count + 1, NULL)  # one behind the last for NONE

@@ -39,7 +39,7 @@ from fastcomm.units import counted
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
 _END_COLUMNS = (
-    *("rank", "tag", "op", "group", "group_size", "seq", "step"),
+    *("rank", "tag", "op", "group", "group_size", "seq", "call_id", "step"),
     *("start_ns", "duration_ns", "payload_bytes"),
 )
 
@@ -80,6 +80,8 @@ class MatchCounts(NamedTuple):
     by_partner: int  # sides of messages, matched by their partners
     by_ends: int  # without a group: matched by order and ends on all ranks
     incomplete: int  # collectives that some member lacks
+    refused: int  # collectives left out as sizes, roots or ids of members differ
+    unlike: int  # matched by number though ids differ in all of the group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +303,8 @@ def match_events(
         by_partner=len(messages.row),
         by_ends=0,
         incomplete=int((~completeness.is_complete).sum()),
+        refused=int(matches.refused.max(initial=NONE)) + 1,
+        unlike=matches.unlike,
     )
     applied = row_offsets if clocks.is_aligned else np.zeros_like(row_offsets)
     return MatchedEvents.of(events, participants, applied), counts, completeness.ranks
@@ -361,18 +365,29 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
         without_partner=int(sums["messages"].to_numpy().sum()) - matched.sides,
         ungrouped=ungrouped_.events - ungrouped_.matched,
         ends_agree_ns=ungrouped_.agree_ns if ungrouped_.matched else None,
-        note=_note(matched.dropped, ungrouped_),
+        note=_note(matched, ungrouped_),
     )
 
 
-def _note(dropped: int, ungrouped_: Ungrouped) -> str | None:
+def _note(counts: MatchCounts, ungrouped_: Ungrouped) -> str | None:
     """Return why communication is not matched; None if all is that can be."""
     notes = [ungrouped.note(ungrouped_)]
-    if dropped:
+    if counts.refused:
         notes.append(
-            f"{counted(dropped, 'event')} of known groups not matched across ranks: the ranks' "
-            "sequences contradict each other in steps or ends, or repeat themselves, so that "
-            "several places fit; sequence numbers or numbered marks of steps would tell"
+            f"{counted(counts.refused, 'collective')} not matched across ranks: sizes, roots "
+            "or `Comms Id` of members differ."
+        )
+    if counts.unlike:
+        notes.append(
+            f"{counted(counts.unlike, 'collective')} matched by sequence number have another "
+            "`Comms Id` on each rank: the ranks run different builds of PyTorch, or name the "
+            "group differently."
+        )
+    if counts.dropped:
+        notes.append(
+            f"{counted(counts.dropped, 'event')} of known groups not matched across ranks: the "
+            "ranks' sequences contradict each other in steps or ends, or repeat themselves, so "
+            "that several places fit; sequence numbers or numbered marks of steps would tell"
         )
     return " ".join(note for note in notes if note) or None
 

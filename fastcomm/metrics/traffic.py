@@ -122,6 +122,7 @@ def rows(view: View) -> pa.Table:
             "op": comm.op,
             "group": nullable(comm.group),
             "seq": nullable(comm.seq),
+            "call_id": nullable(comm.call_id),
             "stream": nullable(comm.stream),
             "group_size": nullable(comm.group_size),
             "start_ns": comm.start - view.moved[comm.iteration],

@@ -151,6 +151,7 @@ class Communication:
     iteration: NDArray[np.int32]  # row of the iteration that holds the start
     group: Ints  # label, equal on all ranks; NULL if its members are unknown
     seq: Ints  # number in the group
+    call_id: Ints  # equal on all members
     stream: Ints  # of the device
     group_size: Ints
     bytes: Ints  # of the selected kind
@@ -284,6 +285,7 @@ def _communication(
         iteration=iteration[inside],
         group=_by_place(labels)[group],
         seq=filled(comm["seq"])[inside],
+        call_id=filled(comm["call_id"])[inside],
         stream=filled(comm["stream"])[inside],
         group_size=_by_place(stack.groups["size"].to_pylist())[group],
         bytes=filled(comm[f"{byte_kind}_bytes"])[inside],

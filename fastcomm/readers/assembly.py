@@ -338,7 +338,7 @@ def _texts(codes: NDArray[np.int64], texts: Sequence[str]) -> pa.DictionaryArray
 
 def _comm_table(events: Events, collectives: Collectives, tags: NDArray[np.int8]) -> pa.Table:
     """Return the table of communication; `tags` has a tag and its source per row."""
-    row = collectives.row
+    row, call_id = collectives.row, collectives.call_id
     return pa.table(
         {
             "op": collectives.op,
@@ -353,6 +353,7 @@ def _comm_table(events: Events, collectives: Collectives, tags: NDArray[np.int8]
             "payload_bytes": nullable(collectives.sizes.payload),
             "bus_bytes": nullable(collectives.sizes.bus),
             "event": row.astype(np.int32),
+            **({} if call_id is None else {"call_id": nullable(call_id)}),
             **({} if collectives.partners is None else collectives.partners.columns()),
         }
     )

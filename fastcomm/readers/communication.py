@@ -221,6 +221,7 @@ class Collectives:
     sizes: byte_rules.Sizes
     named: tuple[Named, ...]  # what kernel names tell
     name: Ints  # index into `named`
+    call_id: Ints | None = None  # see `schema.COMM`; None: the format does not tell
     partners: Partners | None = None  # None: the format does not tell
     # Why sizes are unknown, with remedies; None: already reported.
     unsized: tuple[str, ...] | None = ()

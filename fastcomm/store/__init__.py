@@ -63,6 +63,7 @@ COLUMNS = pa.schema(
         pa.field("stream", pa.int64()),
         pa.field("group_id", pa.int32()),  # index among the rank's groups
         pa.field("seq", pa.int64()),  # number of the collective in its group
+        pa.field("call_id", pa.int64()),  # equal on its members
         pa.field("tag", _TEXT),  # of TAGS
         pa.field("tag_source", _TEXT),  # of TAG_SOURCES
         pa.field("msg_bytes", pa.int64()),
@@ -88,7 +89,7 @@ GROWING = (
 # Columns that metrics read and that zstd hardly compresses: Snappy decompresses them in almost
 # no time, while zstd would double the time of reading them.
 QUICK = (
-    *("kind", "lane", "op", "stream", "group_id", "seq"),
+    *("kind", "lane", "op", "stream", "group_id", "seq", "call_id"),
     *("tag", "tag_source", "msg_bytes", "payload_bytes", "bus_bytes"),
     *("root", "sends_to", "receives_from", "peer", "sends"),
 )

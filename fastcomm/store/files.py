@@ -380,6 +380,7 @@ def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> C
         row=row,
         op=comm["op"].to_numpy(),
         seq=filled(comm["seq"]),
+        call_id=filled(comm["call_id"]),
         group=np.where(group == NULL, -1, group).astype(np.int32),
         groups=_groups(trace),
         sizes=Sizes(*(filled(comm[f"{kind}_bytes"]) for kind in ("msg", "payload", "bus"))),

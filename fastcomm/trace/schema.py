@@ -120,6 +120,7 @@ COMM = pa.schema(
         pa.field("stream", pa.int64()),  # of the device
         pa.field("group", pa.int32()),  # row of GROUPS
         pa.field("seq", pa.int64()),  # number of the collective in its group
+        pa.field("call_id", pa.int64()),  # PyTorch's Comms Id, equal on members; as signed
         pa.field("tag", pa.int8(), nullable=False),  # index into TAGS
         pa.field("tag_source", pa.int8(), nullable=False),  # index into TAG_SOURCES
         pa.field("msg_bytes", pa.int64()),  # what the API reports

@@ -320,14 +320,14 @@ def _sized(comm: pa.Table) -> pa.Table:
 
 
 def _with_partners(comm: pa.Table) -> pa.Table:
-    """Add the columns of `schema.PARTNERS` (null) and OF_ONE that are missing."""
-    present = comm.column_names
-    if set(schema.OF_ONE).issubset(present):
-        return comm
-    for name in schema.PARTNERS:
-        if name not in present:
+    """Add the columns `call_id` and `schema.PARTNERS` (null) and OF_ONE that are missing."""
+    has_sides = set(schema.OF_ONE).issubset(comm.column_names)
+    for name in ("call_id", *(() if has_sides else schema.PARTNERS)):
+        if name not in comm.column_names:
             nulls = pa.nulls(comm.num_rows, schema.COMM.field(name).type)
             comm = comm.append_column(name, nulls)
+    if has_sides:
+        return comm
     lists = validate(comm, _LISTS, "comm")
     columns = only_message(*(column.combine_chunks() for column in lists.columns))
     for name, column in zip(schema.OF_ONE, columns, strict=True):

@@ -61,6 +61,7 @@ def table(events):
         "step",
         "group",
         "seq",
+        "call_id",
         "group_size",
         "start_ns",
         "duration_ns",

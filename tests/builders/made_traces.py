@@ -51,7 +51,7 @@ def traces(draw):
             st.none() | st.integers(0, groups - 1) if groups else st.none(), len(comm_rows)
         ),
         "event": comm_rows,
-        **{name: column(SOME, len(comm_rows)) for name in ("stream", "seq")},
+        **{name: column(SOME, len(comm_rows)) for name in ("stream", "seq", "call_id")},
         **{
             name: column(SIZES, len(comm_rows))
             for name in ("msg_bytes", "payload_bytes", "bus_bytes")

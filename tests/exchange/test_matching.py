@@ -358,3 +358,63 @@ def test_alignment_respects_its_maximum_shift(lost):
     b = np.append(b, np.arange(90, 90 + lost))  # as many that a has not
     found = matching.align(a, a, b, b, np.int64(4), np.int64(0))
     assert (found == np.where(b < 10, b, NONE)).all() == (lost <= 4)
+
+
+def with_ids(rows, ids):
+    return replace(calls(rows), call_id=np.array(ids, np.int64))
+
+
+@given(lossy(), st.integers(0, 2**62), st.randoms())
+def test_calls_without_numbers_are_matched_by_their_ids(seen, factor, random):
+    random.shuffle(seen)
+    rows = [row for row, _ in seen]
+    ids = [hash((factor, number)) for _, number in seen]
+    true = {}
+    for row, number in seen:
+        true.setdefault(number, set()).add(row)
+    wanted = sorted(sorted(each) for each in true.values() if len(each) > 1)
+    # An operation and a number are one collective; the same id never is of two operations.
+    found = match(with_ids(rows, ids))
+    assert partners(rows, found.instance) == wanted
+    assert (found.dropped, found.unlike) == (0, 0)
+
+
+THRICE = [(rank, 7, 0, 1, number, 10 * number) for rank in range(3) for number in range(4)]
+
+
+def test_a_collective_whose_ids_differ_is_refused_if_others_have_one_id():
+    ids = [number + 50 for _, _, _, _, number, _ in THRICE]
+    ids[6] = 99  # rank 1's call 2
+    found = match(with_ids(THRICE, ids))
+    assert [row[4] for row in THRICE if found.instance[THRICE.index(row)] == NONE] == [2] * 3
+    assert (found.count, found.unlike) == (3, 0)
+    assert np.flatnonzero(found.refused != NONE).tolist() == [2, 6, 10]
+    # An unknown id contradicts none.
+    ids[6] = NULL
+    assert match(with_ids(THRICE, ids)).count == 4
+
+
+def test_ids_that_never_agree_tell_nothing_but_that():
+    """Ranks of different builds, or groups with a name on each rank."""
+    ids = [100 * rank + number for rank, _, _, _, number, _ in THRICE]
+    found = match(with_ids(THRICE, ids))
+    assert found.instance.tolist() == [0, 1, 2, 3] * 3
+    assert found.unlike == 4
+
+
+def test_ids_of_messages_are_not_compared():
+    columns = {
+        "rank": [0, 1, 0, 1],
+        "group": [7] * 4,
+        "op": [OP["SendRecv"]] * 2 + [OP["AllReduce"]] * 2,
+        "seq": [1, 1, 2, 2],
+        "payload": [NULL] * 4,
+        "stop": [10, 10, 20, 20],
+        "step": [NULL] * 4,
+        "root": [NULL] * 4,
+        "call_id": [5, 6, 8, 8],
+    }
+    columns = {name: np.array(values, np.int64) for name, values in columns.items()}
+    own = CollectiveCalls.of(columns, np.arange(4))
+    assert own.call_id.tolist() == [NULL, NULL, 8, 8]
+    assert match(own).instance.tolist() == [0, 0, 1, 1]

@@ -145,6 +145,7 @@ METRICS = Selection(
     ),
     detail_texts=(
         "Collective name",
+        "Comms Id",
         "dtype",
         "In split size",
         "Out split size",

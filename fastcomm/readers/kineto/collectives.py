@@ -38,6 +38,7 @@ from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
+_NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)
 _MARK = re.compile(DEVICE_ANNOTATION)
 # Libraries whose kernels do the collectives of PyTorch's process groups.
 _OF_TORCH = ("NCCL", "RCCL", "HCCL", "oneCCL")
@@ -79,6 +80,7 @@ def find_collectives(
         row=rows,
         op=op,
         seq=host.metadata("Seq"),
+        call_id=events.by_text(host.metadata("Comms Id"), _call_id),
         group=group,
         groups=groups,
         sizes=byte_rules.Sizes(*(counts[kind] for counts in sizes)),
@@ -111,6 +113,13 @@ def _with_described(
     order = np.argsort(merged, kind="stable")
     number = np.append(name, np.full(len(kernels), len(names), name.dtype))
     return merged[order], number[order], (*names, unknown)
+
+
+def _call_id(text: str) -> int:
+    """Return a number of 64 bits as a signed one; NULL for any other text."""
+    if not _NUMBER.fullmatch(text) or int(text) >= 1 << 64:
+        return NULL
+    return int(text) - (int(text) >> 63 << 64)
 
 
 # Names of operations: by PyTorch, and by its plug-in for NCCL's profiler.

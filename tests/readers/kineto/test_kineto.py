@@ -329,6 +329,23 @@ def test_reading_everything_keeps_every_event_and_column(tmp_path):
     assert read(tmp_path, events).args is None
 
 
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        (17297668046887139288, 17297668046887139288 - 2**64),
+        ("17297668046887139288", 17297668046887139288 - 2**64),
+        (7, 7),
+        (2**64, None),
+        (-1, None),
+        ("seven", None),
+        (None, None),
+    ],
+)
+def test_ids_of_calls_have_64_bits(tmp_path, said, number):
+    trace = read(tmp_path, [k.all_reduce(10, 5, Comms_Id=said)])
+    assert trace.comm["call_id"].to_pylist() == [number]
+
+
 def test_reading_everything_records_the_position_of_every_event(tmp_path):
     rows = [
         {"ph": "M", "name": "process_name", "ts": 0, "pid": 1, "tid": 0, "args": {}},
