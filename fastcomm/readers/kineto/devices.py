@@ -30,6 +30,8 @@ _LABEL = re.compile(r"\[[^\]]{1,80}\](?= )")
 _DIGITS = re.compile(r"[0-9]{1,7}")
 # A process launched a device's work if it began the calls of so many kernels before these.
 _LAUNCHED = 0.9
+_LEAST = 0.05  # share of a device's kernels that a process launched, if it has a device
+_UNTOLD = NULL + 1
 _LARGEST = 1 << 31  # numbers of devices and processes of kernels are smaller
 
 
@@ -40,6 +42,10 @@ class ProcessDevice:
     process: str  # of its events; a number, or a label and a number
     number: int
     hosts: tuple[str, ...]  # processes of the host that launched its work; empty if unknown
+    # Whether several processes launched work of one number, so that each has its own device,
+    # as on several hosts; and whether all work is told apart then.
+    is_shared: bool = False
+    is_told: bool = True
 
     @property
     def is_merged(self) -> bool:
@@ -73,30 +79,92 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
     columns = scanned.columns
     rows = np.flatnonzero(columns["kind"] == KIND["kernel"])
     process, number = columns["process"][rows], _numbers(columns)[rows]
-    if not len(rows) or ((process == process[0]) & (number == number[0])).all():
+    launcher = _launchers(scanned, rows)
+    keys = np.stack([process, number, launcher])
+    if not len(rows) or (keys == keys[:, :1]).all():
         return ()
-    pairs, first_row, index = np.unique(
-        np.stack([process, number]), axis=1, return_index=True, return_inverse=True
-    )
+    lanes, first_row, index = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     index = index.reshape(-1)
-    duration = (columns["stop"] - columns["start"])[rows]
-    chosen = busy(index, duration.clip(0), pairs.shape[1])
+    duration = (columns["stop"] - columns["start"])[rows].clip(0)
+    chosen = busy(index, duration, lanes.shape[1])
+    is_told = lanes[2] != _UNTOLD
+    unclear = not is_told[chosen].all()
+    chosen = chosen[is_told[chosen]]
     chosen = chosen[np.argsort(first_row[chosen])]
-    if len(chosen) < 2 or (np.abs(pairs[1]) >= _LARGEST).any():  # noqa: PLR2004
+    if len(chosen) < 2 or (np.abs(lanes[1]) >= _LARGEST).any():  # noqa: PLR2004
         return ()
-    hosts = _Hosts(scanned)
-    devices = [
-        ProcessDevice(
-            process=_text(int(pairs[0, n]), scanned.texts),
-            number=int(pairs[1, n]),
-            hosts=hosts.of(_text(int(pairs[0, n]), scanned.texts), rows[index == n]),
+    hosts, devices = _Hosts(scanned), []
+    for n in chosen.tolist():
+        name, own = _text(int(lanes[0, n]), scanned.texts), int(lanes[2, n])
+        device = ProcessDevice(
+            process=name,
+            number=int(lanes[1, n]),
+            hosts=hosts.of(name, rows[index == n])
+            if own == NULL
+            else (_text(own, scanned.texts),),
+            is_shared=own != NULL,
+            is_told=own == NULL or not unclear,
         )
-        for n in chosen.tolist()
-    ]
+        devices.append(device)
     first = {device.hosts: n for n, device in reversed([*enumerate(devices)])}
     return tuple(
         sorted(devices, key=lambda device: (device.label, first[device.hosts], device.number))
     )
+
+
+def _launchers(scanned: Scanned, rows: Ints) -> Ints:
+    """Return the process that launched each of some device events, where that tells devices.
+
+    It does if more processes launched kernels than there are devices, and several those of one
+    number: traces of one process each that were merged, whose devices have equal numbers. There
+    `_UNTOLD` is an event whose process is not recorded; elsewhere it is NULL.
+    """
+    columns = scanned.columns
+    nothing = np.full(len(rows), NULL)
+    calls = np.flatnonzero((columns["kind"] == KIND["runtime"]) & (columns["correlation"] > 0))
+    hosts = np.unique(columns["process"][calls])
+    if len(hosts) < 2:  # noqa: PLR2004
+        return nothing
+    device = _numbers(columns)
+    kernels = np.flatnonzero(columns["kind"] == KIND["kernel"])
+    lanes = np.unique(np.stack([columns["process"][kernels], device[kernels]]), axis=1)
+    if len(hosts) <= lanes.shape[1] or any(_label(_text(c, scanned.texts)) for c in lanes[0]):
+        return nothing
+    of_kernel = _launching(columns, kernels, calls, hosts)
+    result = nothing
+    for process, number in lanes.T.tolist():
+        of_lane = (columns["process"][kernels] == process) & (device[kernels] == number)
+        told = of_kernel[of_lane & (of_kernel != _UNTOLD)]
+        counts = np.array([(told == host).sum() for host in hosts.tolist()])
+        if (counts >= _LEAST * max(len(told), 1)).sum() > 1:
+            own = (columns["process"][rows] == process) & (device[rows] == number)
+            result[own] = _launching(columns, rows[own], calls, hosts)
+    return result
+
+
+def _launching(
+    columns: Mapping[str, NDArray[Any]], rows: Ints, calls: Ints, hosts: Ints
+) -> Ints:
+    """Return the process of `hosts` that launched each of some device events, or `_UNTOLD`.
+
+    It has a call of the same number that began before; of several, the events of only one are
+    in the same part of the file.
+    """
+    likely = np.zeros((len(hosts), len(rows)), np.bool_)
+    beside = np.zeros_like(likely)
+    correlation, start, offset = (columns[name] for name in ("correlation", "start", "offset"))
+    for k, host in enumerate(hosts.tolist()):
+        own = calls[columns["process"][calls] == host]
+        own = own[np.argsort(correlation[own], kind="stable")]
+        place = np.searchsorted(correlation[own], correlation[rows])
+        call = own[np.minimum(place, len(own) - 1)]
+        likely[k] = (correlation[call] == correlation[rows]) & (start[call] <= start[rows])
+        own_offset = offset[np.flatnonzero(columns["process"] == host)]
+        beside[k] = (offset[rows] >= own_offset.min()) & (offset[rows] <= own_offset.max())
+    several = likely.sum(axis=0) > 1
+    likely[:, several] &= beside[:, several]
+    host = hosts[likely.argmax(axis=0)]
+    return np.where(likely.sum(axis=0) == 1, host, _UNTOLD)
 
 
 def ranks_of(devices: Sequence[ProcessDevice]) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -142,6 +210,12 @@ def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
     own = [code for code, name in names.items() if name == device.process]
     is_own = on_device & np.isin(columns["process"], own)
     is_own &= _numbers(columns) == device.number
+    if device.is_shared:
+        rows = np.flatnonzero(is_own)
+        names_of = np.array(
+            [names.get(code, "") for code in _launchers(scanned, rows).tolist()]
+        )
+        is_own[rows] = np.isin(names_of, device.hosts)
     is_shared = ~on_device & np.isin(columns["process"], hosts)
     same_host = np.isin(columns["process"], [*own, *_siblings(names, device)])
     is_shared &= ~is_for_others(columns, is_own, on_device & ~is_own & same_host)
@@ -242,6 +316,8 @@ def peek(
     if key != _key(path, selection, options):
         raise TraceFileError(f"{path}: {CHANGED}")
     devices = devices_of(result[0])
+    if not all(device.is_told for device in devices):
+        devices = ()  # reading the file reports it
     _last[key] = result, max(1, len(devices))
     return devices
 

@@ -206,6 +206,11 @@ def _selection(options: TraceOptions, *, on_host: bool) -> Selection:
 def _several(devices: Sequence[ProcessDevice]) -> str:
     """Return the warning about a file among others that has the work of several devices."""
     names = ", ".join(str(device) for device in devices)
+    if not all(device.is_told for device in devices):
+        return (
+            f"the file has the work of {len(devices)} devices ({names}), and which process "
+            "launched which work is not recorded, so that times of its device are n/a"
+        )
     return (
         f"the file has the work of {len(devices)} devices ({names}), so that times of its "
         "device are n/a. Each is a rank of its own if you give fastcomm this file alone"
