@@ -8,7 +8,9 @@ iterations to the work that was launched inside each mark.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,7 +27,9 @@ BY_PROFILER, BY_NAMES, BY_REGEX = "ProfilerStep#N", "names of annotations", "reg
 PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 COMMON_NAMES = r"^(?i:iteration|iter|step)[ _:#-]*(\d+)$"
 OPTIMIZER_STEPS = (r"Optimizer\.step#.*", r"DeepSpeedEngine\.step.*")
+_NEVER = np.iinfo(np.int64).max
 _LEAST_SHARE = 0.01  # of the device time of a step, to be worth a warning
+_DIGITS, _SEPARATORS = "0123456789", " _:#-"
 _NO_PAUSE = 0.01  # of a step: marks that are not further apart follow each other
 
 
@@ -99,7 +103,7 @@ def find_iterations(marks: Marks, rule: IterationRule) -> Iterations:
         number, start, stop = np.array(sorted(rule.ranges, key=lambda r: r[1]), np.int64).T
         return _disjoint(Iterations(number=number, start=start, stop=stop, found_by=RANGES))
     if rule.regex is not None:
-        by_regex = _by_name(marks, rule.regex, f"{BY_REGEX}{rule.regex}")
+        by_regex = _by_regex(marks, rule.regex)
         if by_regex is None:
             raise ConfigError(_no_match(marks, rule.regex))
         return _disjoint(by_regex)
@@ -118,27 +122,120 @@ def _no_match(marks: Marks, regex: str) -> str:
     return f"iterations: no annotation matches {regex!r}; the trace has: {names}"
 
 
-def _by_name(marks: Marks, regex: str, found_by: str) -> Iterations | None:
-    """Return annotations in whose names `regex` is found, sorted by start; None if none are.
+def _by_regex(marks: Marks, regex: str) -> Iterations | None:
+    """Return annotations in whose names a user's `regex` is found; None if none are.
 
     The first group is the number, without one the position among them; annotations of one
     number are one iteration. Raises `ConfigError` if `regex` is invalid.
     """
     checks.regex("iterations", regex)
-    groups = regexes.first_groups(regex, sorted(set(marks.names)))
-    rows = [row for row, name in enumerate(marks.names) if name in groups]
+    groups, rows = _named(marks, regex)
     if not rows:
         return None
-    by_number: dict[int, tuple[int, int]] = {}
+    spans: dict[int, tuple[int, int]] = {}
     for order, row in enumerate(rows):
         number = _number(groups[marks.names[row]])
         number = order if number is None else number
         first, last = int(marks.start[row]), int(marks.stop[row])
-        span = by_number.get(number, (first, last))
-        by_number[number] = min(span[0], first), max(span[1], last)
-    ordered = sorted((start, stop, number) for number, (start, stop) in by_number.items())
-    start, stop, number_column = np.array(ordered, np.int64).T
-    return Iterations(number=number_column, start=start, stop=stop, found_by=found_by)
+        span = spans.get(number, (first, last))
+        spans[number] = min(span[0], first), max(span[1], last)
+    return _of_spans(spans, f"{BY_REGEX}{regex}")
+
+
+def _by_name(marks: Marks, regex: str, found_by: str) -> Iterations | None:
+    """Return annotations with a common name and a number; None if there are none.
+
+    Annotations of one number are one iteration, as of several threads, unless a whole mark of
+    another number lies between them: then the numbers have restarted, as they do in each epoch,
+    and are counted on. After a pause one number is left out.
+    """
+    groups, rows = _named(marks, regex)
+    if not rows:
+        return None
+    rows, warnings = _of_one_kind(marks, rows)
+    spans: dict[int, tuple[int, int]] = {}
+    latest: dict[int, int] = {}  # by number of the mark: number of its iteration
+    base, top, between = 0, 0, _Between()
+    for row in rows:
+        first, last = int(marks.start[row]), int(marks.stop[row])
+        own = _number(groups[marks.names[row]]) or 0
+        number = latest.get(own, base + own)
+        start, stop = spans.get(number, (first, last))
+        if between.has_mark(stop, first):
+            base = top + 1 - own + (first - spans[top][1] > _NO_PAUSE * (last - first))
+            number, start, stop = base + own, first, last
+        spans[number] = min(start, first), max(stop, last)
+        latest[own], top = number, max(top, number)
+        between.add(first, last)
+    if base:
+        warnings.append(
+            f"numbers of marks restart, and are counted on up to {top}: other ranks may "
+            "count otherwise"
+        )
+    return _of_spans(spans, found_by, *warnings)
+
+
+def _named(marks: Marks, regex: str) -> tuple[dict[str, str | None], list[int]]:
+    """Return the first group by name of annotations with `regex` in it, and their rows."""
+    groups = regexes.first_groups(regex, sorted(set(marks.names)))
+    return groups, [row for row, name in enumerate(marks.names) if name in groups]
+
+
+def _of_spans(
+    spans: Mapping[int, tuple[int, int]], found_by: str, *warnings: str
+) -> Iterations:
+    """Return iterations by number, sorted by start."""
+    ordered = sorted((start, stop, number) for number, (start, stop) in spans.items())
+    start, stop, number = np.array(ordered, np.int64).T
+    return Iterations(
+        number=number, start=start, stop=stop, found_by=found_by, warnings=warnings
+    )
+
+
+def _of_one_kind(marks: Marks, rows: list[int]) -> tuple[list[int], list[str]]:
+    """Return the marks of the name that covers most time, and a warning if there are others.
+
+    Iterations may have steps inside of them, which are parts; of equal ones, the longer count.
+    """
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        kinds[marks.names[row].rstrip(_DIGITS).rstrip(_SEPARATORS).casefold()].append(row)
+    if len(kinds) == 1:
+        return rows, []
+
+    def covered(own: list[int]) -> int:
+        stop = np.maximum.accumulate(marks.stop[own])
+        start = np.maximum(marks.start[own], np.append(marks.start[own[0]], stop[:-1]))
+        return int(np.maximum(stop - start, 0).sum())
+
+    chosen = max(kinds, key=lambda kind: (covered(kinds[kind]), -len(kinds[kind]), kind))
+    others = sorted(kinds.keys() - {chosen})
+    listed = ", ".join(f"{kind!r} ({len(kinds[kind])})" for kind in others)
+    return kinds[chosen], [
+        f"marks {chosen!r} ({len(kinds[chosen])}) are the steps, as they cover most time; "
+        f"those named {listed} are not: --iteration-regex selects"
+    ]
+
+
+class _Between:
+    """Answers whether a mark lies wholly between two times; marks are added by start."""
+
+    def __init__(self) -> None:
+        self._start: list[int] = []
+        self._stop: list[int] = []  # rising: no later mark stops earlier
+
+    def add(self, start: int, stop: int) -> None:
+        """Add a mark, which starts no earlier than those before."""
+        while self._stop and self._stop[-1] >= stop:
+            self._start.pop()
+            self._stop.pop()
+        self._start.append(start)
+        self._stop.append(stop)
+
+    def has_mark(self, begin: int, end: int) -> bool:
+        """Return whether a mark starts at `begin` or later, and stops at `end` or earlier."""
+        place = bisect_left(self._start, begin)
+        return place < len(self._start) and self._stop[place] <= end
 
 
 def _number(group: str | None) -> int | None:
@@ -344,9 +441,10 @@ def on_device_clock(
 
     An iteration begins where its mark does, or later: where the device ends the work of the one
     before, or begins its own, whichever is first. It lasts to the next one, and the last one to
-    the end of its mark or of its work, whichever is later; so does an iteration before a pause,
-    or before a mark without device work. Iterations by the period of collectives stay as they
-    are; a whole trace lasts from its first to its last device work.
+    the end of its mark or of its work, whichever is later; so does an iteration before a pause.
+    One without device work is idle, but left out before the first and behind the last with
+    work. Iterations by the period of collectives stay as they are; a whole trace lasts from its
+    first to its last device work.
 
     Parameters
     ----------
@@ -374,29 +472,36 @@ def on_device_clock(
     busy = np.flatnonzero(high > low)
     if not (busy < count).any():
         raise ConfigError("no recorded launch of device work lies inside a mark of a step")
-    first = np.array([launched.start[low[k] : high[k]].min() for k in busy], np.int64)
-    last = np.array([launched.stop[low[k] : high[k]].max() for k in busy], np.int64)
+    # Between the first and the last mark with work, one without is idle.
+    places = np.arange(busy[0], busy[-1] + 1)
+    first, last = (np.full(len(places), end) for end in (_NEVER, NULL))
+    for k in busy.tolist():
+        own = slice(low[k], high[k])
+        first[k - busy[0]] = launched.start[own].min()
+        last[k - busy[0]] = launched.stop[own].max()
+    ended = last[busy - busy[0]][np.searchsorted(busy, places, side="right") - 1]
     before = _end_of_earlier(work, int(iterations.start[busy[0]]), int(first[0]))
-    start = np.minimum(first, np.append(before, last[:-1]))
-    start = np.maximum.accumulate(np.maximum(start, iterations.start[busy]))
-    stop = np.maximum(last, iterations.stop[busy])
-    is_followed = _is_followed(iterations)[busy[:-1]] & (np.diff(busy) == 1)
+    start = np.minimum(first, np.append(before, ended[:-1]))
+    start = np.maximum.accumulate(np.maximum(start, iterations.start[places]))
+    stop = np.maximum(last, iterations.stop[places])
+    is_followed = _is_followed(iterations)[places[:-1]]
     stop[:-1] = np.where(is_followed, start[1:], np.minimum(stop[:-1], start[1:]))
-    rows = np.flatnonzero((busy < count) & (stop > start))
-    places = busy[rows]
-    left_out = np.setdiff1d(np.arange(count), busy)
+    rows = np.flatnonzero((places < count) & (stop > start))
+    used = places[rows]
+    pauses = np.flatnonzero(~is_followed & (places[1:] < count))
+    gaps = start[1:][pauses] - stop[:-1][pauses]
     return Iterations(
-        number=iterations.number[places],
+        number=iterations.number[used],
         start=start[rows],
         stop=stop[rows],
         found_by=iterations.found_by,
         warnings=(
-            *_without("device work", iterations.number[left_out]),
+            *_without("device work", iterations.number[np.setdiff1d(np.arange(count), places)]),
             *_without(
                 "time of their own on the device",
-                iterations.number[np.setdiff1d(busy[busy < count], places)],
+                iterations.number[np.setdiff1d(places[places < count], used)],
             ),
-            *_pauses(iterations, count),
+            *_pauses(iterations.number[places], pauses, gaps),
             *_launched_before(work, int(iterations.number[busy[0]]), start[0], stop[0]),
         ),
     )
@@ -419,18 +524,18 @@ def _is_followed(iterations: Iterations) -> Flags:
     return is_followed
 
 
-def _pauses(iterations: Iterations, count: int) -> list[str]:
-    """Return a note on the time between steps that do not follow each other, if any."""
-    rows = np.flatnonzero(~_is_followed(iterations))
-    rows = rows[rows < count - 1]
-    if not len(rows):
+def _pauses(number: Ints, pauses: Ints, gaps: Ints) -> list[str]:
+    """Return a note on the time between steps that do not follow each other, if any.
+
+    `pauses` are the places in `number` of steps before a pause, `gaps` their lengths in ns.
+    """
+    if not len(pauses):
         return []
-    gap = iterations.start[rows + 1] - iterations.stop[rows]
-    longest = rows[np.argmax(gap)]
-    one, two = iterations.number[longest], iterations.number[longest + 1]
-    times = f"{format_ns(gap.max())} between {one} and {two}"
-    if len(rows) > 1:
-        times = f"{format_ns(gap.sum())} in {len(rows)} pauses, the longest {times}"
+    longest = pauses[np.argmax(gaps)]
+    one, two = number[longest], number[longest + 1]
+    times = f"{format_ns(gaps.max())} between {one} and {two}"
+    if len(pauses) > 1:
+        times = f"{format_ns(gaps.sum())} in {len(pauses)} pauses, the longest {times}"
     return [f"the recorded steps do not follow each other: {times} are in no step"]
 
 

@@ -92,7 +92,7 @@ def device_windows(trace):
 
 
 def windows_on_device(marks, work):
-    """The steps of disjoint marks, each with its place, where they have work of their own.
+    """The steps of disjoint marks, each with its place, from the first to the last with work.
 
     The boundary before a step is max(begin of its mark, min(its first device work, end of the
     last device work of the step before)). A step that no other follows ends with its mark, or
@@ -101,9 +101,13 @@ def windows_on_device(marks, work):
     busy = []
     for mark in marks:
         own = [w for w in work if w[2] is not None and mark["start"] <= w[2] < mark["stop"]]
-        if own:
-            first, last = min(w[0] for w in own), max(w[1] for w in own)
-            busy.append((mark, first, last))
+        first = min((w[0] for w in own), default=None)
+        busy.append((mark, first, max((w[1] for w in own), default=None)))
+    # Choice: before the first work, and behind the last, the device may not be recorded.
+    while busy and busy[0][1] is None:
+        del busy[0]
+    while busy and busy[-1][1] is None:
+        del busy[-1]
     if not busy:
         return []
     first_mark, first_work, _ = busy[0]
@@ -115,16 +119,17 @@ def windows_on_device(marks, work):
     ]
     found, before = [], max(queued, default=-float("inf"))
     for mark, first, last in busy:
-        begin = max(mark["start"], min(first, before))
+        begin = max(mark["start"], before if first is None else min(first, before))
         # Choice: a step does not begin before the one before it.
         begin = max([begin, *(step["start"] for step in found)])
         if found and follows(found[-1], mark):
             found[-1]["stop"] = begin
         elif found:
             found[-1]["stop"] = min(found[-1]["stop"], begin)
-        found.append({**mark, "start": begin, "stop": max(mark["stop"], last)})
+        stop = mark["stop"] if last is None else max(mark["stop"], last)
+        found.append({**mark, "start": begin, "stop": stop})
         found[-1].update(mark_start=mark["start"], mark_stop=mark["stop"])
-        before = last
+        before = before if last is None else last
     return [step for step in found if step["stop"] > step["start"]]
 
 
@@ -135,8 +140,7 @@ def follows(step, mark):
     """
     gap = mark["start"] - step["mark_stop"]
     length = step["mark_stop"] - step["mark_start"]
-    is_next = mark["number"] == step["number"] + 1 or 100 * gap <= length
-    return mark["place"] == step["place"] + 1 and is_next
+    return mark["number"] == step["number"] + 1 or 100 * gap <= length
 
 
 def outside(traces, clock):

@@ -1,13 +1,16 @@
 """Test marks of iterations that have the category of operators, as until PyTorch 1.11."""
 
+import numpy as np
 import pytest
 from builders import kineto_text as k
 from builders.fault_tools import in_time
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
-from fastcomm.trace.iterations import IterationRule
+from fastcomm.trace.iterations import IterationRule, Marks, find_iterations
 from fastcomm.trace.schema import KIND
 
 
@@ -48,6 +51,87 @@ def test_operators_named_like_marks_are_marks(tmp_path, name, category, regex, n
     events = trace.events.to_pylist()
     annotations = [row["name"] for row in events if row["kind"] == KIND["annotation"]]
     assert annotations == [name.format(step) for step in (5, 6, 7)]
+
+
+def marks(*rows):
+    """Marks of (name, start, duration), and a kernel of 2 us at the end of each."""
+    for number, (name, start, length) in enumerate(rows, 1):
+        yield k.mark(name, start, length)
+        yield k.launch(start + length - 6, number)
+        yield k.kernel("gemm", start + length - 3, 2, correlation=number)
+
+
+def iterations(trace):
+    return [tuple(value // 1000 for value in row) for row in rows_of(trace)]
+
+
+def rows_of(trace):
+    names = ("number", "start", "stop")
+    rows = zip(*(trace.iterations[name].to_pylist() for name in names), strict=True)
+    return [(1000 * number, start, stop) for number, start, stop in rows]
+
+
+EPOCH = [(f"iteration {n}", 10 * n, 10) for n in range(3)]
+
+
+def test_numbers_that_restart_are_counted_on(tmp_path):
+    """As in each epoch; what follows after a pause leaves a number out."""
+    again = [(name, start + 30, length) for name, start, length in EPOCH]
+    trace = read(tmp_path, marks(*EPOCH, *again, ("iteration 3", 60, 10)))
+    assert iterations(trace) == [(n, 10 * n, 10 * n + 10) for n in range(7)]
+    assert any("restart, and are counted on up to 6" in text for text in trace.meta.warnings)
+    later = [(name, start + 100, length) for name, start, length in EPOCH]
+    trace = read(tmp_path, marks(*EPOCH, *later))
+    assert [number for number, *_ in iterations(trace)] == [0, 1, 2, 4, 5, 6]
+    pause = "70.0 us between 2 and 4 are in no step"
+    assert any(pause in text for text in trace.device_notes)
+
+
+def test_marks_of_one_number_on_several_threads_are_one_iteration(tmp_path):
+    other = [k.mark(f"iteration {n}", 10 * n + 2, 9, tid=2) for n in range(3)]
+    trace = read(tmp_path, [*marks(*EPOCH), *other])
+    assert [number for number, *_ in iterations(trace)] == [0, 1, 2]
+    assert not any("restart" in text for text in trace.meta.warnings)
+
+
+def test_marks_inside_of_others_are_parts(tmp_path):
+    inner = [(f"step {n % 2}", 5 * n, 5) for n in range(6)]
+    trace = read(tmp_path, marks(*EPOCH, *inner))
+    assert iterations(trace) == [(n, 10 * n, 10 * n + 10) for n in range(3)]
+    said = (
+        "marks 'iteration' (3) are the steps, as they cover most time; those named 'step' (6)"
+    )
+    assert any(said in text for text in trace.meta.warnings)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9)), max_size=12)
+)
+def test_a_number_restarts_behind_a_whole_mark_of_another_one(rows):
+    """The definition: spans of a number grow, unless a whole mark lies in between."""
+    rows = sorted((start, start + length, number) for number, start, length in rows)
+    spans = []  # of number, start, stop
+    for place, (start, stop, number) in enumerate(rows):
+        own = [span for span in spans if span[0] == number]
+        end = own[-1][2] if own else None
+        if own and not any(end <= a and b <= start for a, b, _ in rows[:place]):
+            own[-1][2] = max(end, stop)
+        else:
+            spans.append([number, start, stop])
+    columns = np.array([row[:2] for row in rows], np.int64).reshape(-1, 2)
+    names = [f"step {number}" for *_, number in rows]
+    marks_ = Marks(
+        names=names,
+        start=columns[:, 0],
+        stop=columns[:, 1],
+        span=(0, 100),
+        comm_start=columns[:0, 0],
+        comm_key=columns[:0, 0],
+    )
+    if rows:
+        found = find_iterations(marks_, IterationRule())
+        assert sorted(found.start.tolist()) == sorted(span[1] for span in spans)
+        assert len(set(found.number.tolist())) == len(spans)
 
 
 def test_operators_are_no_marks_where_annotations_are(tmp_path):
