@@ -29,6 +29,7 @@ from fastcomm.units import counted, format_ns, format_signed_ns, percent
 from fastcomm_kernels.arrays import Floats
 
 _LEAST_SLOWDOWN = 1.03  # of a rank that the first sentence names
+_OF_DEVICES = "the work of several devices is told as one"
 _LEAST_COST = 1e-3  # of the step
 # On the host also by its total: ranks of healthy jobs that share cores differ by up to half.
 _LEAST_HOST_EXCESS = 1.75
@@ -115,10 +116,20 @@ class Kernels(TableResult):
         return sum(rank.steps for rank in self.ranks)
 
     @property
+    def _has_steps(self) -> bool:
+        """Whether there are steps, and none has the work of several devices."""
+        return self.steps > 0 and not any(rank.has_devices for rank in self.ranks)
+
+    @property
+    def _steps_ns(self) -> int:
+        """Duration of these steps together; 0 where work of several devices is told as one."""
+        return sum(rank.step_ns for rank in self.ranks) if self._has_steps else 0
+
+    @property
     def step_ns(self) -> float | None:
-        """Mean duration of these steps; None without steps."""
-        total = sum(rank.step_ns for rank in self.ranks)
-        return total / self.steps if self.steps and total else None
+        """Mean duration of these steps; None without any, or where devices are one rank."""
+        total = self._steps_ns
+        return total / self.steps if total else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -137,13 +148,13 @@ class Kernels(TableResult):
     @cached_property
     def flops(self) -> StepFlops:
         """FLOPs of the mean step of a rank."""
-        step_ns = sum(rank.step_ns for rank in self.ranks)
-        return step_flops([rank.flops for rank in self.ranks], self.steps, step_ns)
+        flops = [_OF_DEVICES if rank.has_devices else rank.flops for rank in self.ranks]
+        return step_flops(flops, self.steps, self._steps_ns)
 
     @property
     def findings(self) -> tuple[SlowGemm, ...]:
         """GEMMs that take much of the step and are far from their bound."""
-        return slow_gemms(self.totals.problems, sum(rank.step_ns for rank in self.ranks))
+        return slow_gemms(self.totals.problems, self._steps_ns)
 
     @property
     def unknown(self) -> dict[str, str]:
@@ -189,7 +200,9 @@ class Kernels(TableResult):
             **split_labels(table["name"].to_pylist()),
             **queue_columns(self.totals.queues, table["name"].to_pylist()),
             "category": [self._categories[name] for name in table["name"].to_pylist()],
-            "per_step_ns": [total / self.steps for total in totals] if self.steps else None,
+            "per_step_ns": [total / self.steps for total in totals]
+            if self._has_steps
+            else None,
             "share": [self.share(total) for total in totals],
             "ranks": [self._ranks_of[name] for name in table["name"].to_pylist()],
             "slowest_rank": [one and one.rank for one in slow],

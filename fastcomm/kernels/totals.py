@@ -74,6 +74,7 @@ class RankWork:
     numbers: str  # of all steps of the trace
     format: str
     is_host_run: bool
+    has_devices: bool  # whether it is the work of several devices, of which none has the steps
     warnings: tuple[str, ...]
     unused: tuple[str, ...]
     flops: RankFlops | str = NOT_COUNTED  # a text says why they are unknown
@@ -170,6 +171,7 @@ def _chosen(work: Work, question: WorkQuestion) -> tuple[Ints, RankWork]:
         numbers=ranges(sorted(set(number.tolist()))),
         format=meta.format,
         is_host_run=meta.is_host_run,
+        has_devices="devices" in meta.missing_data,
         warnings=meta.warnings,
         unused=meta.unused,
     )

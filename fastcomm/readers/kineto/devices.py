@@ -81,19 +81,24 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
     process, number = columns["process"][rows], _numbers(columns)[rows]
     launcher = _launchers(scanned, rows)
     keys = np.stack([process, number, launcher])
-    if not len(rows) or (keys == keys[:, :1]).all():
+    if not len(rows) or ((keys == keys[:, :1]).all() and launcher[0] != _UNTOLD):
         return ()
     lanes, first_row, index = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     index = index.reshape(-1)
     duration = (columns["stop"] - columns["start"])[rows].clip(0)
     chosen = busy(index, duration, lanes.shape[1])
-    is_told = lanes[2] != _UNTOLD
-    unclear = not is_told[chosen].all()
-    chosen = chosen[is_told[chosen]]
     chosen = chosen[np.argsort(first_row[chosen])]
+    hosts = _Hosts(scanned)
+    if untold := [n for n in chosen.tolist() if lanes[2, n] == _UNTOLD]:
+        name, own = _text(int(lanes[0, untold[0]]), scanned.texts), int(lanes[1, untold[0]])
+        return tuple(
+            ProcessDevice(process=name, number=own, hosts=(host,), is_told=False)
+            for host, calls in hosts.calls.items()
+            if len(calls)
+        )
     if len(chosen) < 2 or (np.abs(lanes[1]) >= _LARGEST).any():  # noqa: PLR2004
         return ()
-    hosts, devices = _Hosts(scanned), []
+    devices = []
     for n in chosen.tolist():
         name, own = _text(int(lanes[0, n]), scanned.texts), int(lanes[2, n])
         device = ProcessDevice(
@@ -103,7 +108,6 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
             if own == NULL
             else (_text(own, scanned.texts),),
             is_shared=own != NULL,
-            is_told=own == NULL or not unclear,
         )
         devices.append(device)
     first = {device.hosts: n for n, device in reversed([*enumerate(devices)])}
@@ -130,41 +134,44 @@ def _launchers(scanned: Scanned, rows: Ints) -> Ints:
     lanes = np.unique(np.stack([columns["process"][kernels], device[kernels]]), axis=1)
     if len(hosts) <= lanes.shape[1] or any(_label(_text(c, scanned.texts)) for c in lanes[0]):
         return nothing
-    of_kernel = _launching(columns, kernels, calls, hosts)
-    result = nothing
+    of_kernel, result = _launching(columns, kernels, calls, hosts), nothing
     for process, number in lanes.T.tolist():
-        of_lane = (columns["process"][kernels] == process) & (device[kernels] == number)
-        told = of_kernel[of_lane & (of_kernel != _UNTOLD)]
-        counts = np.array([(told == host).sum() for host in hosts.tolist()])
-        if (counts >= _LEAST * max(len(told), 1)).sum() > 1:
+        of_lane = of_kernel[
+            (columns["process"][kernels] == process) & (device[kernels] == number)
+        ]
+        counts = np.array([(of_lane == host).sum() for host in [*hosts.tolist(), _UNTOLD]])
+        is_much = counts >= _LEAST * len(of_lane)
+        if is_much[-1] or is_much.sum() > 1:
             own = (columns["process"][rows] == process) & (device[rows] == number)
-            result[own] = _launching(columns, rows[own], calls, hosts)
+            launcher = _launching(columns, rows[own], calls, hosts)
+            result[own] = np.where(launcher == NULL, _UNTOLD, launcher)
     return result
 
 
 def _launching(
     columns: Mapping[str, NDArray[Any]], rows: Ints, calls: Ints, hosts: Ints
 ) -> Ints:
-    """Return the process of `hosts` that launched each of some device events, or `_UNTOLD`.
+    """Return the process of `hosts` that launched each of some device events.
 
-    It has a call of the same number that began before; of several, the events of only one are
-    in the same part of the file.
+    It has a call of the same number that began before. NULL if none has, `_UNTOLD` if several
+    have, but where the event is in the part of the file with the events of only one of them.
     """
-    likely = np.zeros((len(hosts), len(rows)), np.bool_)
-    beside = np.zeros_like(likely)
     correlation, start, offset = (columns[name] for name in ("correlation", "start", "offset"))
-    for k, host in enumerate(hosts.tolist()):
+    likely, near = (np.zeros(len(rows), np.int64) for _ in range(2))  # number of processes
+    of_likely, of_near = (np.full(len(rows), NULL) for _ in range(2))
+    for host in hosts.tolist():
         own = calls[columns["process"][calls] == host]
         own = own[np.argsort(correlation[own], kind="stable")]
         place = np.searchsorted(correlation[own], correlation[rows])
         call = own[np.minimum(place, len(own) - 1)]
-        likely[k] = (correlation[call] == correlation[rows]) & (start[call] <= start[rows])
-        own_offset = offset[np.flatnonzero(columns["process"] == host)]
-        beside[k] = (offset[rows] >= own_offset.min()) & (offset[rows] <= own_offset.max())
-    several = likely.sum(axis=0) > 1
-    likely[:, several] &= beside[:, several]
-    host = hosts[likely.argmax(axis=0)]
-    return np.where(likely.sum(axis=0) == 1, host, _UNTOLD)
+        is_likely = (correlation[call] == correlation[rows]) & (start[call] <= start[rows])
+        part = offset[columns["process"] == host]
+        is_near = is_likely & (offset[rows] >= part.min()) & (offset[rows] <= part.max())
+        likely += is_likely
+        near += is_near
+        of_likely[is_likely], of_near[is_near] = host, host
+    one_of_several = np.where(near == 1, of_near, _UNTOLD)
+    return np.where(likely > 1, one_of_several, of_likely)
 
 
 def ranks_of(devices: Sequence[ProcessDevice]) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -104,6 +104,45 @@ def test_among_other_files_times_of_a_process_with_several_devices_are_unknown(t
     (said,) = [text for text in found["warnings"] if "the work of 2 devices" in text]
     assert "rank 0: " in said
     assert "n/a. Each is a rank of its own if you give fastcomm this file alone" in said
+    kernels = measured(tmp_path, command="kernels")
+    assert kernels["step_ns"] is None
+    assert {row["share"] for row in kernels["rows"]} == {None}
+
+
+def of_process(events, process, *, number=0, later=0):
+    """The events of another process of the host, whose device has the same number."""
+    changed = []
+    for event in events:
+        args = dict(event["args"])
+        if "correlation" in args:
+            args["correlation"] += number
+        pid = process if event["pid"] == HOST else event["pid"]
+        changed.append({**event, "pid": pid, "ts": event["ts"] + later, "args": args})
+    return changed
+
+
+@pytest.mark.parametrize(("number", "order"), [(500, "file"), (500, "time"), (0, "file")])
+def test_devices_of_equal_numbers_are_told_by_the_processes_of_their_launches(
+    tmp_path, number, order
+):
+    """Files of two hosts, joined by their events: correlations may be equal, too."""
+    events = [*job(0.2), *of_process(job(0.4), 200, number=number, later=3)]
+    if order == "time":
+        events.sort(key=lambda event: event["ts"])
+    found = measured(k.write(tmp_path / "merged.json", events, world=1))
+    assert found["ranks"] == [0, 1]
+    assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.3)
+    assert any("GPU 0 of process 100, GPU 0 of process 200" in w for w in found["warnings"])
+
+
+def test_devices_that_nothing_tells_apart_are_unknown(tmp_path):
+    """Equal numbers of devices and calls, and events in order of time."""
+    events = [*job(0.2), *of_process(job(0.4), 200, later=3)]
+    events.sort(key=lambda event: event["ts"])
+    found = measured(k.write(tmp_path / "merged.json", events, world=1))
+    assert found["breakdown"]["exact"]["compute"] is None
+    said = "which process launched which work is not recorded"
+    assert any(said in warning for warning in found["warnings"])
 
 
 LABELS = ("[TP{:02d}]", "[TP{:02d}-PP00]", "[TP{0:02d}-EP{0:02d}]")
