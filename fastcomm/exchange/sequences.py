@@ -36,6 +36,9 @@ _LEAST_REPEATED = 3  # items
 _ALIKE = 0.95  # share of equal codes
 # Ends of one collective differ by about this much: agreement below says nothing.
 _NOISE_NS = 5_000
+# Clocks of hosts that something sets are not further apart.
+_NEAR_CLOCKS_NS = 1_000_000
+_HARDLY = 25  # times as far are other places apart
 # A few steps of different lengths may look alike by chance, but not that much.
 _SURE_NS = 20_000
 _FEW, _COMPARED = 16, 64  # items of a shift
@@ -151,11 +154,13 @@ def _in_line(rows: Items) -> bool:
     deviation = np.abs(late - ahead)
     if (deviation > _AGREE_NS).any():
         return False
+    most = int(np.abs(ahead).max())
+    repeats = Repeats(Items(*(column[0] for column in rows)))
     if (rows.step != NULL).all():
-        return bool((2 * (rows.step == rows.step[0]).sum(axis=1) > rows.step.shape[1]).all())
-    spread = int(spread_of(deviation).max())
-    reference = Items(*(column[0] for column in rows))
-    return Repeats(reference).exclude(spread, int(np.abs(ahead).max()))
+        is_equal = 2 * (rows.step == rows.step[0]).sum(axis=1) > rows.step.shape[1]
+        is_near = most <= _NEAR_CLOCKS_NS or repeats.exclude_by_clock(most)
+        return is_near and bool(is_equal.all())
+    return repeats.exclude(int(spread_of(deviation).max()), most)
 
 
 class Repeats:
@@ -185,6 +190,11 @@ class Repeats:
         """
         later, others = self._others
         return not len(later) or _is_better(spread, others) or _is_near(ahead, later)
+
+    def exclude_by_clock(self, ahead: int) -> bool:
+        """Return whether clocks so far apart agree better than in any of these places."""
+        later, _ = self._others
+        return not len(later) or _is_near(ahead, later)
 
 
 def spread_of(deviation: Ints) -> Ints:
@@ -219,8 +229,7 @@ def _shifted(common: Items, own: Items) -> tuple[Ints, Ints]:
     )
     shift = np.arange(1 - len(own_code), len(code))
     first, last = np.maximum(shift, 0), np.minimum(shift + len(own_code), len(code))
-    least = max(_LEAST_REPEATED, min(len(code), len(own_code)) // 2)
-    is_long = last - first >= least
+    is_long = last - first >= max(_LEAST_REPEATED, min(len(code), len(own_code)) // 2)
     shift, first, last = shift[is_long], first[is_long], last[is_long]
     for count in (_FEW, min(_COMPARED, len(own_code))):  # few comparisons exclude most shifts
         share = np.linspace(0, 1, count)
@@ -253,6 +262,30 @@ def _aheads(common: Items, own: Items) -> list[int]:
     return [int(later[near])] if is_possible and is_near else []
 
 
+def _are_contradictory(common: Items, own: Items) -> bool:
+    """Whether ends agree elsewhere much better than where numbers of steps say.
+
+    Profilers that start in different steps may number these from their own start. Clocks that
+    nearly agree where the numbers say are no such case.
+    """
+    if not len(_pairs_by_step(common, own)[0]):
+        return False
+    ahead = offset(common, own)
+    if abs(ahead) <= _NEAR_CLOCKS_NS:
+        return False
+    later, spread = _shifted(common, own)
+    if len(later) < 2:  # noqa: PLR2004
+        return False
+    here = int(np.argmin(np.abs(later - ahead)))
+    is_better = (2 * spread <= spread[here]) & (spread[here] > _NOISE_NS)
+    is_near = _BETTER * np.abs(later) <= abs(ahead)
+    # Where ends agree everywhere, nearly equal clocks are hardly by chance.
+    is_equal = np.abs(later) * _HARDLY <= np.diff(np.sort(later)).min()
+    is_alike = (spread <= max(spread[here], _NOISE_NS)) & is_equal
+    is_sure = _is_better(int(np.delete(spread, here).min()), spread[here : here + 1])
+    return is_sure or bool((is_better & is_near).any() or is_alike.any())
+
+
 def _aligned_ranks(items: Items, first: Ints, search: _Search) -> tuple[Ints, int]:
     """Align all ranks; the common sequence begins as the longest rank's, and grows."""
     split = np.split(np.arange(len(items.code)), first[1:])
@@ -282,6 +315,8 @@ def _aligned_ranks(items: Items, first: Ints, search: _Search) -> tuple[Ints, in
 
 def _by_ends(common: Items, own: Items, repeats: Repeats) -> _Alignment:
     """Align by ends; by order if ends disagree but all codes are equal."""
+    if _are_contradictory(common, own):
+        own = own._replace(step=np.full_like(own.step, NULL))
     first = offset(common, own)
     if (result := _at(common, own, first, repeats)) is not None:
         return result
@@ -298,7 +333,7 @@ def _by_ends(common: Items, own: Items, repeats: Repeats) -> _Alignment:
 
 def _at(common: Items, own: Items, ahead: int, repeats: Repeats) -> _Alignment:
     """Align a rank whose clock is so far ahead; None if it does not fit there alone."""
-    place = _aligned(common, own.earlier(ahead), APART_NS)
+    place = _aligned_parts(common, own.earlier(ahead), APART_NS)
     if place is None or not _is_right(common, own, place, repeats):
         return None
     return place, own.stop - ahead
@@ -355,10 +390,42 @@ def _aligned(common: Items, own: Items, apart: int) -> Ints | None:
     """
     if abs(len(common.code) - len(own.code)) > 2 * MAX_MISSING:
         return None
-    place = nearest(common[:2], own[:2], apart)
     is_expected = (own.step == NULL) | np.isin(own.step, common.step)
+    return _with_few_missing(common, own, apart, is_expected)
+
+
+def _aligned_parts(common: Items, own: Items, apart: int) -> Ints | None:
+    """Return places as `_aligned` does, of sequences that may have only a part in common.
+
+    Without numbers of steps, what lies before or behind the other sequence is not missing.
+    """
+    is_numbered = bool((own.step != NULL).all())
+    is_expected = np.isin(own.step, common.step) if is_numbered else _inside(own, common, apart)
+    expected, others = int(is_expected.sum()), int(_inside(common, own, apart).sum())
+    least = 1 if is_numbered else _least_common(common, own)
+    if expected < least or others - expected > 2 * MAX_MISSING:
+        return None
+    return _with_few_missing(common, own, apart, is_expected)
+
+
+def _with_few_missing(
+    common: Items, own: Items, apart: int, is_expected: NDArray[np.bool_]
+) -> Ints | None:
+    """Return places by code and end; None if too many of the expected items have none."""
+    place = nearest(common[:2], own[:2], apart)
     missing, expected = int((place[is_expected] == NONE).sum()), int(is_expected.sum())
     return None if missing > min(MAX_MISSING, expected // 2) else place
+
+
+def _inside(items: Items, others: Items, apart: int) -> NDArray[np.bool_]:
+    """Return which items end while the others do, or at most `apart` ns before or after."""
+    first, last = (int(others.stop[k]) for k in (0, -1))
+    return (items.stop >= first - apart) & (items.stop <= last + apart)
+
+
+def _least_common(items: Items, others: Items) -> int:
+    """Return how many items two sequences have in common, so that these tell anything."""
+    return max(_LEAST_REPEATED, min(len(items.code), len(others.code)) // 2)
 
 
 def nearest(all_: tuple[Ints, Ints], own: tuple[Ints, Ints], apart: int) -> Ints:

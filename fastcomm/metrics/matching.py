@@ -386,8 +386,9 @@ def _note(counts: MatchCounts, ungrouped_: Ungrouped) -> str | None:
     if counts.dropped:
         notes.append(
             f"{counted(counts.dropped, 'event')} of known groups not matched across ranks: the "
-            "ranks' sequences contradict each other in steps or ends, or repeat themselves, so "
-            "that several places fit; sequence numbers or numbered marks of steps would tell"
+            "ranks recorded no step in common, or their sequences contradict each other in "
+            "steps or ends, or repeat themselves, so that several places fit; sequence numbers "
+            "or steps that all ranks record would tell"
         )
     return " ".join(note for note in notes if note) or None
 

@@ -25,7 +25,10 @@ def recorded(ends, step, first, last, ahead, noise, random):
     return np.flatnonzero(own), ends[own] + ahead + late, step[own]
 
 
-WINDOWS = [((10, 15), (12, 17)), ((10, 15), (10, 15)), ((8, 15), (11, 13)), ((2, 7), (9, 14))]
+WINDOWS = [
+    *(((10, 15), (12, 17)), ((10, 15), (10, 15)), ((8, 15), (11, 13)), ((2, 7), (9, 14))),
+    *(((12, 15), (9, 19)), ((3, 5), (1, 19))),
+]
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
@@ -49,3 +52,40 @@ def test_no_call_is_matched_with_that_of_another_step(windows, jitter, ahead, ma
         # Numbers of marks always tell, and so do equal clocks.
         if marks or abs(ahead) < 100_000 or (jitter == 0.1 and windows[0] == windows[1]):
             assert len(pairs) == common
+
+
+@pytest.mark.parametrize("shift", [1, 2, 3])
+@pytest.mark.parametrize("jitter", [0, 0.001, 0.01, 0.1])
+@pytest.mark.parametrize("ahead", [0, 3_000])
+@pytest.mark.parametrize("noise", [0, 5_000])
+def test_numbers_that_ranks_count_from_their_own_start_are_no_evidence(
+    shift, jitter, ahead, noise
+):
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        ends, step = job(jitter, seed, irregular=seed / 2)
+        windows = ((8, 13), (8 + shift, 13 + shift))
+        ranks = [
+            recorded(ends, step, *window, clock, noise, random)
+            for window, clock in zip(windows, (0, ahead), strict=True)
+        ]
+        own = [steps - steps[0] for _, _, steps in ranks]
+        found = matched_places([stop for _, stop, _ in ranks], own)
+        pairs = [(ranks[0][0][a], ranks[1][0][b]) for a, b in found]
+        assert all(one == other for one, other in pairs)
+        assert len(pairs) == (6 - shift) * CALLS
+
+
+@pytest.mark.parametrize("jitter", [0.01, 0.1])
+@pytest.mark.parametrize("ahead", [-7_300_000, 10**12])
+def test_with_other_clocks_they_are_refused_or_the_ends_decide(jitter, ahead):
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        ends, step = job(jitter, seed, irregular=seed / 2)
+        ranks = [
+            recorded(ends, step, *window, clock, 0, random)
+            for window, clock in (((8, 13), 0), ((10, 15), ahead))
+        ]
+        own = [steps - steps[0] for _, _, steps in ranks]
+        found = matched_places([stop for _, stop, _ in ranks], own)
+        assert all(ranks[0][0][a] == ranks[1][0][b] for a, b in found)
