@@ -20,10 +20,22 @@ FAILED tests/test_units.py::test_times - assert 1 == 2
 make[1]: *** [Makefile:66: unit] Error 1
 make: *** [Makefile:54: test] Error 2"""
 LINT = """\
+.venv/bin/ruff check .
+{}
 Found 3 errors.
+
 make[1]: *** [Makefile:58: lint] Error 1
 make[1]: *** Waiting for unfinished jobs....
 make: *** [test] Error 2"""
+
+
+FAULTS = (
+    "fastcomm/units.py:300:8: F401 [*] `os` imported but unused",
+    'fastcomm/units.py:12: error: Incompatible return value type (got "int")  [return-value]',
+    "Would reformat: fastcomm/units.py",
+    "floors BROKEN",
+    "README.md:3: recieve ==> receive",
+)
 
 
 def gate(folder, make):
@@ -41,7 +53,8 @@ def gate(folder, make):
     ("said", "line"),
     [
         (UNIT, "unit: FAILED tests/test_units.py::test_bytes - assert 1000 == 1024"),
-        (LINT, "lint: Found 3 errors."),
+        (LINT.format("."), "lint: Found 3 errors."),
+        *((LINT.format(fault), f"lint: {fault}") for fault in FAULTS),
         ("FAIL Required test coverage of 100% not reached. Total coverage: 99.31%\n"
          "make: *** [coverage] Error 1",
          "coverage: FAIL Required test coverage of 100% not reached. Total coverage: 99.31%"),
