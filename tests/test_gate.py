@@ -34,7 +34,7 @@ FAULTS = (
     'fastcomm/units.py:12: error: Incompatible return value type (got "int")  [return-value]',
     "Would reformat: fastcomm/units.py",
     "floors BROKEN",
-    "README.md:3: recieve ==> receive",
+    "README.md:3: xyzw ==> word",
 )
 
 

@@ -31,7 +31,7 @@ _DIGITS = re.compile(r"[0-9]{1,7}")
 # A process launched a device's work if it began the calls of so many kernels before these.
 _LAUNCHED = 0.9
 _LEAST = 0.05  # share of a device's kernels that a process launched, if it has a device
-_UNTOLD = NULL + 1
+_UNCLEAR = NULL + 1
 _LARGEST = 1 << 31  # numbers of devices and processes of kernels are smaller
 
 
@@ -81,7 +81,7 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
     process, number = columns["process"][rows], _numbers(columns)[rows]
     launcher = _launchers(scanned, rows)
     keys = np.stack([process, number, launcher])
-    if not len(rows) or ((keys == keys[:, :1]).all() and launcher[0] != _UNTOLD):
+    if not len(rows) or ((keys == keys[:, :1]).all() and launcher[0] != _UNCLEAR):
         return ()
     lanes, first_row, index = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     index = index.reshape(-1)
@@ -89,8 +89,8 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
     chosen = busy(index, duration, lanes.shape[1])
     chosen = chosen[np.argsort(first_row[chosen])]
     hosts = _Hosts(scanned)
-    if untold := [n for n in chosen.tolist() if lanes[2, n] == _UNTOLD]:
-        name, own = _text(int(lanes[0, untold[0]]), scanned.texts), int(lanes[1, untold[0]])
+    if unclear := [n for n in chosen.tolist() if lanes[2, n] == _UNCLEAR]:
+        name, own = _text(int(lanes[0, unclear[0]]), scanned.texts), int(lanes[1, unclear[0]])
         return tuple(
             ProcessDevice(process=name, number=own, hosts=(host,), is_told=False)
             for host, calls in hosts.calls.items()
@@ -121,7 +121,7 @@ def _launchers(scanned: Scanned, rows: Ints) -> Ints:
 
     It does if more processes launched kernels than there are devices, and several those of one
     number: traces of one process each that were merged, whose devices have equal numbers. There
-    `_UNTOLD` is an event whose process is not recorded; elsewhere it is NULL.
+    `_UNCLEAR` is an event whose process is not recorded; elsewhere it is NULL.
     """
     columns = scanned.columns
     nothing = np.full(len(rows), NULL)
@@ -139,12 +139,12 @@ def _launchers(scanned: Scanned, rows: Ints) -> Ints:
         of_lane = of_kernel[
             (columns["process"][kernels] == process) & (device[kernels] == number)
         ]
-        counts = np.array([(of_lane == host).sum() for host in [*hosts.tolist(), _UNTOLD]])
+        counts = np.array([(of_lane == host).sum() for host in [*hosts.tolist(), _UNCLEAR]])
         is_much = counts >= _LEAST * len(of_lane)
         if is_much[-1] or is_much.sum() > 1:
             own = (columns["process"][rows] == process) & (device[rows] == number)
             launcher = _launching(columns, rows[own], calls, hosts)
-            result[own] = np.where(launcher == NULL, _UNTOLD, launcher)
+            result[own] = np.where(launcher == NULL, _UNCLEAR, launcher)
     return result
 
 
@@ -153,7 +153,7 @@ def _launching(
 ) -> Ints:
     """Return the process of `hosts` that launched each of some device events.
 
-    It has a call of the same number that began before. NULL if none has, `_UNTOLD` if several
+    It has a call of the same number that began before. NULL if none has; `_UNCLEAR` if several
     have, but where the event is in the part of the file with the events of only one of them.
     """
     correlation, start, offset = (columns[name] for name in ("correlation", "start", "offset"))
@@ -170,7 +170,7 @@ def _launching(
         likely += is_likely
         near += is_near
         of_likely[is_likely], of_near[is_near] = host, host
-    one_of_several = np.where(near == 1, of_near, _UNTOLD)
+    one_of_several = np.where(near == 1, of_near, _UNCLEAR)
     return np.where(likely > 1, one_of_several, of_likely)
 
 
