@@ -26,6 +26,6 @@ def test_packets(bar):
     slices = Slices(heads=heads, head=draw.integers(0, HEADS, SLICES), start=start, stop=stop)
     text, packets = (
         (lambda form=form: form.rank(3, "rank 3", {}, slices))
-        for form in (ChromeTimeline(), PerfettoTimeline(10**18))
+        for form in (ChromeTimeline(), PerfettoTimeline(10**18, 3))
     )
     bar("packets", packets, text, count=SLICES)

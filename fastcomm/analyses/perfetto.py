@@ -47,8 +47,7 @@ from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
-STEPS = 1  # thread of the steps; those of streams follow
-_COMMUNICATION = 100_000  # threads of communication follow
+STEPS = 1  # thread of the steps; those of streams have even numbers
 _COLUMNS = (*MESSAGE_COLUMNS, "thread", "bytes", "stream")
 _LATE = "last arrival"
 _ID_BITS = 32  # of the arrows of a share
@@ -76,7 +75,7 @@ class _TimelineFile:
     def timeline(self, plan: "_Plan") -> TimelineFormat:
         """Return the format that the file's name says."""
         if self.target.name.lower().endswith(SUFFIXES):
-            return PerfettoTimeline(plan.origin)
+            return PerfettoTimeline(plan.origin, int(plan.ranks[-1]))
         return ChromeTimeline()
 
     def write(self, name: str, texts: Iterable[bytes]) -> Piece:
@@ -232,14 +231,15 @@ def _steps(trace: Trace, only: frozenset[int] | None, *, by_host: bool) -> tuple
 
 
 def _communication_threads(trace: Trace) -> tuple[Ints, dict[int, str]]:
-    """Return the thread of each communication event, and the titles of the threads."""
+    """Return the thread of each communication event, an odd number, and titles of threads."""
     stream, kind = filled(trace.comm["stream"]), _lane_kind(trace)
     start, stop = (trace.comm[name].to_numpy() for name in ("start", "stop"))
 
     def title(row: int) -> str:
         return "communication" + ("" if stream[row] == NULL else f", {kind} {stream[row]}")
 
-    return threads(_COMMUNICATION, stream, (start, stop), title)
+    thread, titles = threads(1, stream, (start, stop), title)
+    return 2 * thread + 1, {2 * number + 1: text for number, text in titles.items()}
 
 
 def _lane_kind(trace: Trace) -> str:
@@ -376,7 +376,8 @@ def _write(trace: Trace, *, plan: _Plan, output: _TimelineFile) -> _Written:
         stop=np.concatenate([step_stop, start + columns["duration"]]),
     )
     name = f"rank {rank}" + (" (clock not aligned)" if plan.is_far[place] else "")
-    used = {thread: threads[thread] for thread in np.unique(columns["thread"]).tolist()}
+    present = set(np.unique(columns["thread"]).tolist())
+    used = {thread: text for thread, text in threads.items() if thread in present}
     texts = output.timeline(plan).rank(rank, name, {STEPS: "steps", **used}, slices)
     return _Written(rank=rank, events=len(start), piece=output.write(f"rank-{rank}", texts))
 
@@ -389,13 +390,14 @@ def _columns(trace: Trace) -> tuple[Arrays, dict[int, str]]:
     lane = trace.events["lane"].to_numpy()[own["event"]].astype(np.int64)
     stop = own["start"] + own["duration"]
     kind, name = _lane_kind(trace), trace.lanes["thread"].to_pylist()
-    thread, titles = threads(
-        STEPS + 1, lane, (own["start"], stop), lambda row: f"{kind} {name[lane[row]]}"
+    thread, lane_titles = threads(
+        1, lane, (own["start"], stop), lambda row: f"{kind} {name[lane[row]]}"
     )
+    titles = {2 * number: text for number, text in lane_titles.items()}
     on_comm, comm_titles = _communication_threads(trace)
     group, size = (filled(trace.comm[name]) for name in ("group", "payload_bytes"))
     unknown = np.full(len(thread), NULL)
-    columns["thread"] = np.concatenate([thread, on_comm])
+    columns["thread"] = np.concatenate([2 * thread, on_comm])
     columns["group"] = np.concatenate([unknown, group])
     columns["bytes"] = np.concatenate([unknown, size])
     return columns, titles | comm_titles

@@ -139,7 +139,7 @@ class Session(Result):
         return Interval.of(self.changed.mean_ns, error, self.edits, reason)
 
     def error_of(self, pid: str) -> float | None:
-        """Return the relative error of one rank; None if its step was not measured.
+        """Return the relative error of one rank; None if its step was not measured, or is 0.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class Session(Result):
         if rank is None or not rank.time:
             return None
         mean = sum(rank.time) / len(rank.time)
-        return self.replayed.by_pid()[pid] / mean - 1
+        return self.replayed.by_pid()[pid] / mean - 1 if mean else None
 
     def path_times(self) -> list[tuple[str, float]]:
         """Return operations of the critical path and waits after them in ns, longest first."""

@@ -35,7 +35,6 @@ _BEGIN, _END, _INSTANT = 1, 2, 3
 _CATEGORIES, _NAMES, _KEYS, _VALUES = 1, 2, 3, 29
 _KEY, _NUMBER, _TEXT = 1, 4, 17
 
-_THREAD_BITS = 24  # of the number of a track
 _CELL = 10  # bytes
 _SEVEN_BITS = 127
 _FIXED64 = 1  # wire type
@@ -99,11 +98,11 @@ class _Texts:
             (_CATEGORY, self.number(_CATEGORIES, category)),
         )
 
-    def begin_of(self, head: Mapping[str, Any]) -> bytes:
-        """Return the fields that the begins of slices have in common."""
+    def begin_of(self, head: Mapping[str, Any], track: int) -> bytes:
+        """Return the fields that the begins of slices on a track have in common."""
         args = head.get("args", {})
         return self.named(_BEGIN, head["name"], head["cat"]) + message(
-            (_ON_TRACK, track_number(head["pid"], head["tid"])),
+            (_ON_TRACK, track),
             *((_ARG, self.arg(key, value)) for key, value in args.items()),
         )
 
@@ -144,9 +143,10 @@ def _edges(sizes: Ints) -> Ints:
 class PerfettoTimeline:
     """A timeline as packets."""
 
-    def __init__(self, zero: int) -> None:
-        """Take the moment that is time 0, ns from 0."""
+    def __init__(self, zero: int, last_rank: int) -> None:
+        """Take the moment that is time 0, ns from 0, and the largest number of a rank."""
         self._zero = zero
+        self._rank_bits = (last_rank + 1).bit_length()  # of the numbers of tracks
 
     @property
     def begin(self) -> bytes:
@@ -160,12 +160,10 @@ class PerfettoTimeline:
     ) -> tuple[bytes, ...]:
         """Return a rank with the titles of its threads, and its events."""
         texts = _Texts()
-        begins = [texts.begin_of(head) for head in slices.heads]
-        tracks, track = np.unique(
-            [track_number(head["pid"], head["tid"]) for head in slices.heads],
-            return_inverse=True,
-        )
-        ends = [message((_TYPE, _END), (_ON_TRACK, own)) for own in tracks.tolist()]
+        own = [self._track(head["pid"], head["tid"]) for head in slices.heads]
+        begins = [texts.begin_of(head, on) for head, on in zip(slices.heads, own, strict=True)]
+        tracks, track = np.unique(own, return_inverse=True)
+        ends = [message((_TYPE, _END), (_ON_TRACK, on)) for on in tracks.tolist()]
         events = _Events(
             time=np.concatenate([slices.start, slices.stop]),
             turn=_turns(slices.start, slices.stop),
@@ -174,7 +172,7 @@ class PerfettoTimeline:
             owner=np.empty(0, np.int64),
             cells=np.empty((0, _CELL), np.uint8),
         )
-        titles = _titles(rank, name, threads)
+        titles = self._titles(rank, name, threads)
         return titles, *self._sequence(2 * rank + 2, texts, events)
 
     def waits(self, share: int, waits: DrawnWaits) -> tuple[bytes, ...]:
@@ -186,13 +184,13 @@ class PerfettoTimeline:
         awaited, arrow = waits.awaited, waits.ids(share) + 1
         first, source = alike(awaited.pid, awaited.tid, awaited.time)
         begin, instant = np.arange(count), 2 * count + np.arange(len(first))
-        own = _track_cells(waits.place)
+        own = self._track_cells(waits.place)
         cells = {
             "begin": (begin, own),
             "rank": (begin, _cells(texts.number_prefix("for rank"), awaited.pid)),
             "arrow": (begin, _flow_cells(_LAST_FLOW, arrow)),
             "end": (begin + count, own),
-            "instant": (instant, _track_cells(awaited)[first]),
+            "instant": (instant, self._track_cells(awaited)[first]),
             "arrows": (instant[source], _flow_cells(_FLOW, arrow)),
         }
         turns = _turns(waits.place.time, waits.arrival)
@@ -226,23 +224,28 @@ class PerfettoTimeline:
             (_SNAPSHOT, message((1, boot), (1, incremental))),
             (_DEFAULTS, message((_CLOCK, _INCREMENTAL))),
         )
-        uses = (_SEQUENCE, own), (_FLAGS, _USES_TEXTS)
-        return reset, _packet(*uses, (_TEXTS, texts.message())), events.packets(message(*uses))
+        sequence = _SEQUENCE, own
+        names = _packet(sequence, (_FLAGS, _USES_TEXTS), (_TEXTS, texts.message()))
+        # Events say not that they use texts: it matters in buffers that lose packets.
+        return reset, names, events.packets(message(sequence))
 
+    def _titles(self, pid: int, name: str, threads: Mapping[int, str]) -> bytes:
+        """Return packets that describe a process and its threads, placed as they come."""
+        parent = self._track(pid, 0)
+        process = message((1, pid), (6, name), (3, pid))
+        rows = [message((1, parent), (3, process), (11, _EXPLICIT))]
+        for place, (tid, title) in enumerate(threads.items()):
+            own = self._track(pid, tid)
+            rows.append(message((1, own), (5, parent), (2, title), (12, place)))
+        return b"".join(_packet((_SEQUENCE, 1), (_TRACK, row)) for row in rows)
 
-def _titles(pid: int, name: str, threads: Mapping[int, str]) -> bytes:
-    """Return the packets that describe a process and its threads, placed as they come."""
-    parent = track_number(pid, 0)
-    process = message((1, pid), (6, name), (3, pid))
-    rows = [message((1, parent), (3, process), (11, _EXPLICIT))]
-    for place, (tid, title) in enumerate(threads.items()):
-        rows.append(message((1, track_number(pid, tid)), (5, parent), (2, title), (12, place)))
-    return b"".join(_packet((_SEQUENCE, 1), (_TRACK, row)) for row in rows)
+    def _track(self, pid: int, tid: int) -> int:
+        """Return the number of the track of a thread; thread 0 is the process itself."""
+        return tid << self._rank_bits | pid + 1
 
-
-def track_number(pid: int, tid: int) -> int:
-    """Return the number of the track of a thread; thread 0 is the process itself."""
-    return pid + 1 << _THREAD_BITS | tid
+    def _track_cells(self, place: Place) -> CellRows:
+        """Return fields with the tracks of events."""
+        return _cells(bytes([_ON_TRACK << 3]), place.tid << self._rank_bits | place.pid + 1)
 
 
 def _turns(start: Ints, stop: Ints) -> Ints:
@@ -253,10 +256,6 @@ def _turns(start: Ints, stop: Ints) -> Ints:
     turn = np.empty(len(start), np.int64)
     turn[np.lexsort((stop, start))] = np.arange(0, 2 * len(start), 2)
     return np.concatenate([turn, turn + 1])
-
-
-def _track_cells(place: Place) -> CellRows:
-    return _cells(bytes([_ON_TRACK << 3]), place.pid + 1 << _THREAD_BITS | place.tid)
 
 
 def _cells(prefix: bytes, values: Ints) -> CellRows:

@@ -275,7 +275,7 @@ def test_a_wait_is_inside_of_what_waits_whatever_follows(spans):
     thread, start, stop, wait = np.array(rows, np.int64).T
     rank = np.zeros(len(rows), np.int64)
     heads = [{"name": "all-reduce", "cat": "DP", "pid": 0, "tid": tid} for tid in (1, 2, 3)]
-    timeline = PerfettoTimeline(10**18)
+    timeline = PerfettoTimeline(10**18, 0)
     place = Place(pid=rank, tid=thread, time=start)
     waits = DrawnWaits(
         place=place,

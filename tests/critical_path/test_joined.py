@@ -330,4 +330,4 @@ def test_a_broadcast_with_two_roots_is_a_contradiction():
     clock.together("Broadcast", (5, 5, 5), root=0)
     clock.rows[2][-1].root = 2
     found = found_of(clock.rows)
-    assert any("do not match in size or root" in note for note in found.about.notes)
+    assert any("do not match in size, root or `Comms Id`" in note for note in found.about.notes)
