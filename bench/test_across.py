@@ -26,6 +26,7 @@ def events():
             "op": within.astype(np.int8),
             "group": labels[np.where(within, rank // TP, 1_000 + rank % TP)],
             "seq": call,
+            "call_id": pa.nulls(len(call), pa.int64()),
             "step": np.zeros(len(call), np.int64),
             "group_size": np.where(within, TP, RANKS // TP),
             "start_ns": start,
