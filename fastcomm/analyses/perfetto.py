@@ -49,8 +49,6 @@ from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 STEPS = 1  # thread of the steps; those of streams have even numbers
 _COLUMNS = (*MESSAGE_COLUMNS, "thread", "bytes", "stream")
-_LATE = "last arrival"
-_ID_BITS = 32  # of the arrows of a share
 _LONGEST = 60  # characters that name the members of a group
 
 

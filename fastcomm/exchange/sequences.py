@@ -229,7 +229,7 @@ def _shifted(common: Items, own: Items) -> tuple[Ints, Ints]:
     )
     shift = np.arange(1 - len(own_code), len(code))
     first, last = np.maximum(shift, 0), np.minimum(shift + len(own_code), len(code))
-    is_long = last - first >= max(_LEAST_REPEATED, min(len(code), len(own_code)) // 2)
+    is_long = last - first >= _least_common(len(code), len(own_code))
     shift, first, last = shift[is_long], first[is_long], last[is_long]
     for count in (_FEW, min(_COMPARED, len(own_code))):  # few comparisons exclude most shifts
         share = np.linspace(0, 1, count)
@@ -262,16 +262,13 @@ def _aheads(common: Items, own: Items) -> list[int]:
     return [int(later[near])] if is_possible and is_near else []
 
 
-def _are_contradictory(common: Items, own: Items) -> bool:
+def _are_contradictory(common: Items, own: Items, ahead: int) -> bool:
     """Whether ends agree elsewhere much better than where numbers of steps say.
 
     Profilers that start in different steps may number these from their own start. Clocks that
-    nearly agree where the numbers say are no such case.
+    nearly agree where the numbers say are no such case; there a clock is `ahead`, ns.
     """
-    if not len(_pairs_by_step(common, own)[0]):
-        return False
-    ahead = offset(common, own)
-    if abs(ahead) <= _NEAR_CLOCKS_NS:
+    if abs(ahead) <= _NEAR_CLOCKS_NS or not len(_pairs_by_step(common, own)[0]):
         return False
     later, spread = _shifted(common, own)
     if len(later) < 2:  # noqa: PLR2004
@@ -315,9 +312,10 @@ def _aligned_ranks(items: Items, first: Ints, search: _Search) -> tuple[Ints, in
 
 def _by_ends(common: Items, own: Items, repeats: Repeats) -> _Alignment:
     """Align by ends; by order if ends disagree but all codes are equal."""
-    if _are_contradictory(common, own):
-        own = own._replace(step=np.full_like(own.step, NULL))
     first = offset(common, own)
+    if _are_contradictory(common, own, first):
+        own = own._replace(step=np.full_like(own.step, NULL))
+        first = offset(common, own)
     if (result := _at(common, own, first, repeats)) is not None:
         return result
     aheads = _aheads(common, own)
@@ -402,7 +400,7 @@ def _aligned_parts(common: Items, own: Items, apart: int) -> Ints | None:
     is_numbered = bool((own.step != NULL).all())
     is_expected = np.isin(own.step, common.step) if is_numbered else _inside(own, common, apart)
     expected, others = int(is_expected.sum()), int(_inside(common, own, apart).sum())
-    least = 1 if is_numbered else _least_common(common, own)
+    least = 1 if is_numbered else _least_common(len(common.code), len(own.code))
     if expected < least or others - expected > 2 * MAX_MISSING:
         return None
     return _with_few_missing(common, own, apart, is_expected)
@@ -423,9 +421,9 @@ def _inside(items: Items, others: Items, apart: int) -> NDArray[np.bool_]:
     return (items.stop >= first - apart) & (items.stop <= last + apart)
 
 
-def _least_common(items: Items, others: Items) -> int:
-    """Return how many items two sequences have in common, so that these tell anything."""
-    return max(_LEAST_REPEATED, min(len(items.code), len(others.code)) // 2)
+def _least_common(count: int, other: int) -> int:
+    """Return how many common items of sequences of these lengths tell anything."""
+    return max(_LEAST_REPEATED, min(count, other) // 2)
 
 
 def nearest(all_: tuple[Ints, Ints], own: tuple[Ints, Ints], apart: int) -> Ints:

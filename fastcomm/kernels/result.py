@@ -29,7 +29,7 @@ from fastcomm.units import counted, format_ns, format_signed_ns, percent
 from fastcomm_kernels.arrays import Floats
 
 _LEAST_SLOWDOWN = 1.03  # of a rank that the first sentence names
-_OF_DEVICES = "the work of several devices is told as one"
+_OF_DEVICES = "the work of several devices is counted as one"
 _LEAST_COST = 1e-3  # of the step
 # On the host also by its total: ranks of healthy jobs that share cores differ by up to half.
 _LEAST_HOST_EXCESS = 1.75
@@ -122,7 +122,7 @@ class Kernels(TableResult):
 
     @property
     def _steps_ns(self) -> int:
-        """Duration of these steps together; 0 where work of several devices is told as one."""
+        """Duration of these steps together; 0 where several devices are counted as one."""
         return sum(rank.step_ns for rank in self.ranks) if self._has_steps else 0
 
     @property

@@ -474,11 +474,7 @@ def on_device_clock(
         raise ConfigError("no recorded launch of device work lies inside a mark of a step")
     # Between the first and the last mark with work, one without is idle.
     places = np.arange(busy[0], busy[-1] + 1)
-    first, last = (np.full(len(places), end) for end in (_NEVER, NULL))
-    for k in busy.tolist():
-        own = slice(low[k], high[k])
-        first[k - busy[0]] = launched.start[own].min()
-        last[k - busy[0]] = launched.stop[own].max()
+    first, last = _spans(launched, low[places], high[places])
     ended = last[busy - busy[0]][np.searchsorted(busy, places, side="right") - 1]
     before = _end_of_earlier(work, int(iterations.start[busy[0]]), int(first[0]))
     start = np.minimum(first, np.append(before, ended[:-1]))
@@ -505,6 +501,18 @@ def on_device_clock(
             *_launched_before(work, int(iterations.number[busy[0]]), start[0], stop[0]),
         ),
     )
+
+
+def _spans(work: DeviceWork, low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """Return the first start and the last end of each range of work; `_NEVER` and NULL of none.
+
+    Ranges are from `low` to `high`, rows of `work`.
+    """
+    first, last = (np.full(len(low), end) for end in (_NEVER, NULL))
+    for k in np.flatnonzero(high > low).tolist():
+        own = slice(low[k], high[k])
+        first[k], last[k] = work.start[own].min(), work.stop[own].max()
+    return first, last
 
 
 def _end_of_earlier(work: DeviceWork, mark: int, first: int) -> int:

@@ -126,9 +126,10 @@ def _launchers(scanned: Scanned, rows: Ints) -> Ints:
     columns = scanned.columns
     nothing = np.full(len(rows), NULL)
     calls = np.flatnonzero((columns["kind"] == KIND["runtime"]) & (columns["correlation"] > 0))
-    hosts = np.unique(columns["process"][calls])
-    if len(hosts) < 2:  # noqa: PLR2004
+    process = columns["process"][calls]
+    if (process == process[:1]).all():  # without a sort: most files are of one process
         return nothing
+    hosts = np.unique(process)
     device = _numbers(columns)
     kernels = np.flatnonzero(columns["kind"] == KIND["kernel"])
     lanes = np.unique(np.stack([columns["process"][kernels], device[kernels]]), axis=1)
@@ -156,15 +157,11 @@ def _launching(
     It has a call of the same number that began before. NULL if none has; `_UNCLEAR` if several
     have, but where the event is in the part of the file with the events of only one of them.
     """
-    correlation, start, offset = (columns[name] for name in ("correlation", "start", "offset"))
+    offset = columns["offset"]
     likely, near = (np.zeros(len(rows), np.int64) for _ in range(2))  # number of processes
     of_likely, of_near = (np.full(len(rows), NULL) for _ in range(2))
     for host in hosts.tolist():
-        own = calls[columns["process"][calls] == host]
-        own = own[np.argsort(correlation[own], kind="stable")]
-        place = np.searchsorted(correlation[own], correlation[rows])
-        call = own[np.minimum(place, len(own) - 1)]
-        is_likely = (correlation[call] == correlation[rows]) & (start[call] <= start[rows])
+        is_likely = _have_calls(columns, calls[columns["process"][calls] == host], rows)
         part = offset[columns["process"] == host]
         is_near = is_likely & (offset[rows] >= part.min()) & (offset[rows] <= part.max())
         likely += is_likely
@@ -172,6 +169,19 @@ def _launching(
         of_likely[is_likely], of_near[is_near] = host, host
     one_of_several = np.where(near == 1, of_near, _UNCLEAR)
     return np.where(likely > 1, one_of_several, of_likely)
+
+
+def _have_calls(columns: Mapping[str, NDArray[Any]], calls: Ints, rows: Ints) -> Flags:
+    """Return which device events have a call of their number that began before them.
+
+    `calls` are the rows of at least one call, `rows` those of the events.
+    """
+    correlation, start = columns["correlation"], columns["start"]
+    order = calls[np.argsort(correlation[calls], kind="stable")]
+    place = np.searchsorted(correlation[order], correlation[rows])
+    call = order[np.minimum(place, len(order) - 1)]
+    flags: Flags = (correlation[call] == correlation[rows]) & (start[call] <= start[rows])
+    return flags
 
 
 def ranks_of(devices: Sequence[ProcessDevice]) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -290,15 +300,10 @@ class _Hosts:
 
     def _launched(self, name: str, kernels: Ints) -> float:
         """Return the share of kernels whose calls a process began before them."""
-        calls, start = self.calls[name], self.columns["start"]
-        correlation = self.columns["correlation"]
+        calls = self.calls[name]
         if not len(calls):
             return 0.0
-        order = calls[np.argsort(correlation[calls], kind="stable")]
-        place = np.searchsorted(correlation[order], correlation[kernels])
-        call = order[np.minimum(place, len(order) - 1)]
-        is_same = correlation[call] == correlation[kernels]
-        return float((is_same & (start[call] <= start[kernels])).mean())
+        return float(_have_calls(self.columns, calls, kernels).mean())
 
 
 Scan = Callable[..., tuple[Scanned, Any]]

@@ -45,12 +45,12 @@ def with_order(scanned: Scanned, waits: Callable[[Ints], Iterable[tuple[int, int
     nodes = _nodes(scanned)
     if not len(nodes):
         return scanned
-    columns = scanned.columns
+    columns, replay = scanned.columns, _replays(scanned, nodes)
     after, on_lane = (np.full(len(columns["kind"]), NULL, np.int64) for _ in range(2))
-    on_lane[nodes[_are_on_lanes(scanned, nodes)]] = 1
+    on_lane[nodes[_are_on_lanes(scanned, nodes, replay)]] = 1
     texts = list(scanned.texts)
     codes: dict[str, int] = {}
-    for row, sources in _before(scanned, nodes, waits(nodes)).items():
+    for row, sources in _before(scanned, nodes, replay, waits(nodes)).items():
         positions = sorted(int(columns["position"][source]) for source in sources)
         text = " ".join(map(str, positions))
         if text not in codes:
@@ -76,13 +76,13 @@ def _replays(scanned: Scanned, nodes: Ints) -> Ints:
     return replay
 
 
-def _are_on_lanes(scanned: Scanned, nodes: Ints) -> Flags:
+def _are_on_lanes(scanned: Scanned, nodes: Ints, replay: Ints) -> Flags:
     """Return which nodes are on lanes that replaced their streams, which nothing states.
 
     A replay on a single lane is in order, whatever the lane is.
     """
     original = scanned.details["original_stream"][scanned.columns["detail"][nodes]]
-    stream, replay = scanned.columns["stream"][nodes], _replays(scanned, nodes)
+    stream = scanned.columns["stream"][nodes]
     is_lane = np.isin(stream, (*_PLAIN_LANES, *_GROUP_LANES)) & (original == NULL)
     if _INLINE in scanned.envelope or not is_lane.any():
         return np.zeros(len(nodes), np.bool_)
@@ -105,7 +105,7 @@ def waits_by_arrows(path: Path, scanned: Scanned, nodes: Ints) -> Iterator[tuple
 
 
 def _before(
-    scanned: Scanned, nodes: Ints, waits: Iterable[tuple[int, int]]
+    scanned: Scanned, nodes: Ints, replay: Ints, waits: Iterable[tuple[int, int]]
 ) -> dict[int, set[int]]:
     """Return by row what each node waits for, of replays in which any node waits.
 
@@ -116,13 +116,13 @@ def _before(
         sources[row].add(source)
     if not sources:
         return {}
-    replay = dict(zip(nodes.tolist(), _replays(scanned, nodes).tolist(), strict=True))
-    ordered = {replay[row] for row in sources if row in replay}
+    replay_of = dict(zip(nodes.tolist(), replay.tolist(), strict=True))
+    ordered = {replay_of[row] for row in sources if row in replay_of}
     is_work = np.isin(scanned.columns["kind"], _WORK)
     return {
         row: _works(row, sources, is_work)
         for row in nodes.tolist()
-        if replay[row] in ordered and is_work[row]
+        if replay_of[row] in ordered and is_work[row]
     }
 
 

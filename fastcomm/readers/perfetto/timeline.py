@@ -120,13 +120,17 @@ class _TimelineBuilder:
         packets, own = self.packets, np.flatnonzero(self.is_stage[rows])
         if not packets.order:
             return
-        at = np.searchsorted(np.flatnonzero(self.is_stage), rows[own])
+        at = self._places_of_stages(rows[own])
         event, waits = (packets.stages[name][at].tolist() for name in ("event", "waits"))
         place = dict(zip(event, own.tolist(), strict=True))
         for stage, code in zip(own.tolist(), waits, strict=True):
             for source in packets.order.get(code, ()):
                 if place.get(source, stage) != stage:
                     yield stage, place[source]
+
+    def _places_of_stages(self, rows: Ints) -> Ints:
+        """Return the places of some stages among all, from their places among the starts."""
+        return np.searchsorted(np.flatnonzero(self.is_stage), rows)
 
     def _stops(self, is_start: Flags) -> Ints:
         """Return when each start ends; NULL for slices without an end."""
@@ -194,7 +198,7 @@ class _TimelineBuilder:
         `own` are the places of stages among `rows`.
         """
         starts, packets = self.starts, self.packets
-        at = np.searchsorted(np.flatnonzero(self.is_stage), rows[own])
+        at = self._places_of_stages(rows[own])
         lanes = [
             int(match[1]) if (match := _LANE.match(text)) else TEXT_LANE - code
             for code, text in enumerate(self.texts)
