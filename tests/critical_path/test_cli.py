@@ -208,6 +208,22 @@ def test_a_path_with_an_idle_device_has_no_note_on_gaps(trace):
     )
 
 
+def test_a_path_that_is_shorter_than_the_step_on_the_device_is_explained(tmp_path):
+    events = [
+        k.mark("ProfilerStep#0", 0, 100),
+        k.mark("ProfilerStep#1", 100, 100),
+        k.event("aten::mm", "cpu_op", 150, 50, pid=100, tid=1),
+        k.launch(155, 1),
+        k.kernel("gemm", 160, 30, device=0, correlation=1),
+    ]
+    path = k.write(tmp_path / "rank0.json", events)
+    notes = json.loads(invoke(path, "--json").stdout)["notes"]
+    # Nothing is recorded from 100 to 150, where the step has begun.
+    (note,) = [note for note in notes if "on the device's clock" in note]
+    assert "lasts 50.0 us" in note
+    assert note.endswith("this step takes 100 us")
+
+
 def test_a_busy_device_is_reconciled_with_the_path_of_a_real_trace(kineto):
     found = json.loads(invoke(kineto / "mi300_resnet", "--json").stdout)
     (note,) = [note for note in found["notes"] if "busy" in note]

@@ -154,6 +154,13 @@ def test_popularity_and_hot_ranks_shape_a_workload(tmp_path):
     assert np.bincount(table["src"]).tolist() == [7, 20, 6, 7]
 
 
+def test_each_kind_of_link_has_its_own_start_up_time(made):
+    starts = "--inter-start 2us --intra-start 5us"
+    terms = json.loads(said(f"simulate {made} --schedules deepep {starts} --json"))["terms"]
+    assert terms["inter_start_ns"] == pytest.approx(2000)
+    assert terms["intra_start_ns"] == pytest.approx(5000)
+
+
 CLUSTER = 'gpus_per_node = 2\nbw_intra = "150GiB/s"\nbw_node = "50GB/s"\n'
 
 

@@ -10,6 +10,8 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +24,8 @@ from fastcomm.cli import main
 from fastcomm.cli.compare import Condition
 from fastcomm.errors import Lines
 from fastcomm.metrics.breakdown import RankMeans
-from fastcomm.report import html
+from fastcomm.metrics.links import Link
+from fastcomm.report import details, html
 from fastcomm.report.console import percent, plain_console, say, shortened, table
 from fastcomm.report.html import ranks as by_rank_page
 from fastcomm.synthetic import Job, write
@@ -127,6 +130,19 @@ def test_full_and_spec_print_further_tables(made):
     for heading in ("specification formula", "utilization by payload"):
         assert heading in spec
         assert heading not in full
+
+
+def test_the_links_that_cost_the_most_are_listed_first():
+    costs = [3, 9, 1, 7, 5, 2, 8, 4, 6]
+    rates = {"bus_bw": 1e9, "peers_bus_bw": 2e9, "ratio": 0.5}
+    kind = {"group": None, "tag": "DP", "op": "AllReduce", "size_from": 1, "count": 1}
+    links = [
+        Link(ranks=(ms, 10), excess_ns=1e6 * ms, is_slow=True, **kind, **rates) for ms in costs
+    ]
+    links.insert(4, replace(links[0], excess_ns=20e6, is_slow=False))
+    rows = details.slow_links(SimpleNamespace(links=links)).rows
+    assert [ranks for _, ranks, *_ in rows] == [f"{ms}, 10" for ms in range(9, 1, -1)]
+    assert [lost for *_, lost in rows] == [f"+{ms}.00 ms" for ms in range(9, 1, -1)]
 
 
 def test_a_skipped_rank_and_warnings_come_before_the_tables(tmp_path):

@@ -64,6 +64,17 @@ def test_an_unknown_code_is_damage(run):
         store_reader.read(path, TraceOptions(), 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "entries"),
+    [("lane", 3, 3), ("lane", -1, 3), ("group_id", 1, 1), ("group_id", -1, 1)],
+)
+def test_an_index_outside_of_its_table_is_damage(run, name, place, entries):
+    path = run / "store" / "rank-00000.parquet"
+    rewrite(path, with_column(name, lambda table: pa.array([place] * len(table), pa.int32())))
+    with pytest.raises(TraceFileError, match=f" {place} to {place}, of {entries}"):
+        store_reader.read(path, TraceOptions(), 0)
+
+
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_manifest_holds_finite_numbers(run, value):
     path = run / "store" / MANIFEST

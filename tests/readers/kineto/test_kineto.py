@@ -164,10 +164,20 @@ def test_an_unknown_type_gives_no_bytes(tmp_path):
     assert row["payload_bytes"] is None
 
 
-def test_uneven_splits_leave_the_message_size_unknown(tmp_path):
-    split = {"Collective_name": "all_to_allv", "In_split_size": "[600, 400, 0, 0]"}
+@pytest.mark.parametrize(
+    ("splits", "size"),
+    [
+        ("[250, 250, 250, 250]", 1000),
+        ("[600, 400, 0, 0]", None),
+        ("[250, 250, ..., 250]", None),  # those left out may be others
+    ],
+)
+def test_the_message_size_is_known_only_for_a_complete_list_of_even_splits(
+    tmp_path, splits, size
+):
+    split = {"Collective_name": "all_to_allv", "In_split_size": splits}
     (row,) = comm(read(tmp_path, [k.all_reduce(10, 5, **split)]))
-    assert (row["op"], row["msg_bytes"], row["payload_bytes"]) == ("AllToAll", None, 4000)
+    assert (row["op"], row["msg_bytes"], row["payload_bytes"]) == ("AllToAll", size, 4000)
 
 
 @pytest.mark.parametrize(
