@@ -71,6 +71,28 @@ def test_a_collective_between_nodes_is_no_faster_than_its_links():
     assert plan_collective(PLAN, Constants(), "all_gather", size, 1) == 0
 
 
+@pytest.mark.parametrize(("cp", "tp"), [(2, 1), (4, 2)])
+def test_the_ring_carries_keys_and_values_ahead_and_also_their_gradients_back(cp, tp):
+    plan = replace(PLAN, cp=cp, tp=tp, micro_batch=2)
+    whole = replace(Constants(), overlap_loss=1.0)  # nothing is hidden
+    model = plan.model
+    size = 2 * plan.seq_len * 2 * (model.kv_heads / tp) * model.rotary * 2  # in bf16
+    once = plan_collective(plan, whole, "all_gather", size, cp, tp)
+    shown = layer_times(plan, whole).parts["context parallelism"]
+    assert shown == pytest.approx((once, 2 * once))
+
+
+@pytest.mark.parametrize("cp", [1, 2, 4, 8])
+def test_a_ring_of_pytorch_waits_for_the_rank_with_most_of_the_causal_work(cp):
+    # Of 8 blocks of the sequence, each attends to those before it and to half of itself.
+    work = [number + 0.5 for number in range(8)]
+    last, mean = sum(work[-8 // cp :]), sum(work) / cp
+    for trainer, share in (("fsdp2", last / sum(work)), ("megatron", mean / sum(work))):
+        plans = [replace(PLAN, trainer=trainer, cp=each) for each in (1, cp)]
+        one, part = (layer_times(plan, Constants()).parts["attention"] for plan in plans)
+        assert part == pytest.approx([share * time for time in one])
+
+
 def test_the_node_limit_of_experts_bounds_nodes_and_not_ranks():
     # TensorRT-LLM's exchange in an NVL72 rack, measured by NVIDIA AIConfigurator (Apache-2.0):
     # 4096 tokens a rank over 64 ranks, bf16: prepare, dispatch and combine 1953 us.

@@ -5,7 +5,8 @@ import json
 import pytest
 from builders import kineto_text as kt
 from builders.commands import KINETO
-from builders.job_traces import measured_job
+from builders.job_traces import measured as measured_traces
+from builders.job_traces import measured_job, trace
 from click.testing import CliRunner
 
 from fastcomm.analyses.measure import compute_metrics
@@ -236,6 +237,18 @@ def test_exposed_communication_is_divided_into_waiting_and_transfer():
     assert [(each.kind, each.confidence) for each in found.findings] == [
         ("exposed_communication", "high")
     ]
+
+
+def test_waiting_for_missing_ranks_is_not_known():
+    job = Job.of(steps=2, link_speed=2 * 10**9)
+    traces = [trace(job, rank) for rank in range(job.ranks)]
+    (whole,), (part,) = (
+        measured_traces(traces, world_size=ranks).findings
+        for ranks in (job.ranks, job.ranks + 1)
+    )
+    assert "missing ranks" not in whole.text
+    assert "waiting for the missing ranks is not known" in part.text
+    assert (whole.confidence, part.confidence) == ("high", "medium")
 
 
 def test_a_cost_below_half_a_percent_of_the_step_is_no_finding():

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from builders import made_trials
 from builders.replay_data import TRIAL, assert_same, document, needed
 from click.testing import CliRunner
 from hypothesis import given
@@ -268,6 +269,15 @@ def test_a_graph_without_communication_has_independent_ranks(tmp_path):
         "edge [ source 0 target 1 ] ]"
     )
     assert tensorflow.graph_of(path).edges == [("FW.a", "BW.gradients/b")]
+
+
+def test_a_worker_waits_for_10_us_at_most_before_it_pushes(tmp_path):
+    made_trials.byteps(tmp_path)
+    replayer = session(trial.read(tmp_path)).replayed.replayer
+    waits = dict(zip(replayer.graph.nodes, replayer.measured.comm_gap.tolist(), strict=True))
+    # Worker 0 pushes 9 us after its backward op has ended, worker 1, the late one, 11.
+    backward = "rank0->BW.gradients/dense/MatMul_grad"
+    assert [waits[f"traces_{worker}.{backward}"] for worker in (0, 1)] == [9000, 10_000]
 
 
 @given(st.data())

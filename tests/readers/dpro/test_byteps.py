@@ -69,10 +69,6 @@ def test_the_replay_uses_measured_times_of_each_link_and_thread(tmp_path):
     assert [avg[node] for node in chain_of(1, 0)[1:5]] == [5000, 1000, 1000, 4000]
     assert [avg[node] for node in server_of(1)] == [1000, 2000, 3000]
     assert found.measured.ranks.keys() == found.replayed.by_pid().keys()
-    # Worker 0 pushes 9 us after its backward op has ended, worker 1, the late one, 11.
-    made_of = found.replayed.replayer
-    waits = dict(zip(made_of.graph.nodes, made_of.measured.comm_gap.tolist(), strict=True))
-    assert [waits[chain_of(worker, 0)[0]] for worker in (0, 1)] == [9000, 10_000]
     categories = statistics(read.trace).categories
     assert categories["ServerOp"]["op_cnt"] == 6
     assert categories["Comm.PULL_RES"]["cnt"] == 8
