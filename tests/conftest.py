@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.places import RECORDED, SHARED
+from builders.places import RECORDED
+from builders.shared_data import shared
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
@@ -80,10 +81,7 @@ def public() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def kineto() -> Path:
     """The folder of real Kineto traces; the test is skipped where it is absent."""
-    folder = SHARED / "kineto"
-    if not folder.is_dir():
-        pytest.skip(f"no real traces at {folder}")
-    return folder
+    return shared("kineto")
 
 
 @pytest.fixture(scope="session")
@@ -100,9 +98,7 @@ def real(request):
 @pytest.fixture(scope="session")
 def nsys(tmp_path_factory) -> Path:
     """A folder with the real Nsight Systems exports, unpacked."""
-    source = SHARED / "nsys"
-    if not source.is_dir():
-        pytest.skip(f"no real exports at {source}")
+    source = shared("nsys")
     folder = tmp_path_factory.mktemp("nsys")
     for packed in source.glob("*.sqlite.gz"):
         (folder / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
@@ -115,10 +111,7 @@ def nsys(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def isp_data() -> Path:
     """The folder of tables, golden files and published measurements of the strategy search."""
-    folder = SHARED / "isp"
-    if not folder.is_dir():
-        pytest.skip(f"no data of the strategy search at {folder}")
-    return folder
+    return shared("isp")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from builders.fault_tools import refused, run
 from builders.places import TESTS
-from builders.replay_data import TRIAL
+from builders.replay_data import TRIAL, needed
 from builders.writers import NEEDS_TRIAL, WRITERS, write_inputs
 
 
@@ -49,10 +49,7 @@ def is_half(name):
     ("command", "left"),
     [
         *WRITERS,
-        *(
-            pytest.param(*each, marks=pytest.mark.skipif(not TRIAL.is_dir(), reason="no trial"))
-            for each in NEEDS_TRIAL
-        ),
+        *(pytest.param(*each, marks=needed) for each in NEEDS_TRIAL),
     ],
 )
 def test_a_full_disk_is_one_line_and_keeps_existing_files(inputs, tmp_path, command, left):

@@ -1,14 +1,22 @@
-"""Test the layers of the package, and that commands load only what they need."""
+"""Test the layers of the package, what commands load, and who skips tests without data."""
 
+import re
 import subprocess
 import sys
 
 import pytest
-from builders.places import ROOT
+from builders import shared_data
+from builders.places import ROOT, TESTS
 
 from fastcomm.cli import COMMANDS
 
 HEAVY = {"numba", "llvmlite", "numpy", "pyarrow"}
+# A path of the data, or a skip that depends on a path other than one of the system.
+LACKS_DATA = re.compile(
+    r"""shared/data|["']shared["'] /"""
+    r"""|skipif\((?!not Path\("/proc)[^\n]*\.(exists|is_dir|is_file)\("""
+    r"""|\.(exists|is_dir|is_file)\(\):\n +pytest\.skip\("""
+)
 
 
 def python(code):
@@ -53,3 +61,20 @@ def test_lazily_imported_names_exist():
     names = python("import fastcomm; print(*(getattr(fastcomm, n) for n in fastcomm.__all__))")
     assert "open" in names
     assert "search_strategies" in names
+
+
+def test_one_module_skips_the_tests_that_lack_data():
+    own = {"shared_data.py", "test_house.py"}
+    paths = [path for path in TESTS.rglob("*.py") if path.name not in own]
+    assert [path.name for path in paths if LACKS_DATA.search(path.read_text("utf-8"))] == []
+
+
+def test_a_test_that_lacks_data_is_skipped_with_the_folder_as_the_reason():
+    mark = shared_data.needs("nothing", "nowhere/file.json")
+    (is_absent,), reason = mark.args, mark.kwargs["reason"]
+    assert is_absent
+    assert reason == (
+        "not beside the checkout: shared/data/nothing, shared/data/nowhere/file.json"
+    )
+    with pytest.raises(pytest.skip.Exception, match=r"shared/data/nothing$"):
+        shared_data.shared("nothing")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 from builders.commands import invoke
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 
-FOLDER = SHARED / "cases"
+FOLDER = path_of("cases")
+needed = needs("cases")
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]|\[([^=\]]+)=([^\]]*)\]")
 
 

@@ -6,10 +6,10 @@ import json
 from functools import lru_cache
 
 import pytest
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 
-DATA = SHARED
-FOLDER = DATA / "critical_path"
+FOLDER = path_of("critical_path")
+needed = needs("critical_path")
 
 
 def cases():
@@ -25,15 +25,15 @@ def name_of(case):
 def each_case():
     """Decorate a test: it runs once a reference result, and is skipped where there is none."""
     found = [pytest.param(case, id=name_of(case)) for case in cases()]
-    absent = pytest.param(None, marks=pytest.mark.skip(reason=f"no data at {FOLDER}"))
+    absent = pytest.param(None, marks=needed)
     return pytest.mark.parametrize("case", found or [absent])
 
 
-def path_of(case):
-    for folder in (FOLDER, DATA / "kineto"):
+def trace_of(case):
+    for folder in (FOLDER, path_of("kineto")):
         if (folder / case["trace"]).exists():
             return folder / case["trace"]
-    return DATA / "kineto" / "nccl_2rank_rank0.json.gz"
+    return path_of("kineto/nccl_2rank_rank0.json.gz")
 
 
 @lru_cache(maxsize=1)

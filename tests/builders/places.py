@@ -8,4 +8,3 @@ DOCS = ROOT / "docs"
 SCHEMAS = DOCS / "schemas"
 RECORDED = TESTS / "data"  # by the project itself
 JOBS = TESTS / "jobs" / "recorded"  # real PyTorch jobs with planted faults
-SHARED = ROOT.parent / "shared" / "data"  # of others, beside the checkout

@@ -3,15 +3,14 @@
 import gzip
 import json
 
-import pytest
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 
-FOLDER = SHARED / "replay"
+FOLDER = path_of("replay")
 TRIAL = FOLDER / "trial" / "trace"
 
 TABLE = FOLDER / "straggler" / "trace-ST.parquet"
 META = FOLDER / "straggler" / "meta-ST.yaml"
-needed = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no reference data at {FOLDER}")
+needed = needs("replay")
 
 
 def document(name):

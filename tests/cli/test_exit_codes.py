@@ -3,12 +3,11 @@
 import gzip
 
 import pytest
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 from click.testing import CliRunner
 
 from fastcomm.cli import main
 
-DATA = SHARED
 COMMANDS = [
     "info", "metrics", "report", "kernels", "critical-path", "what-if --scale comm=0.5",
     "replay", "stragglers", "stats", "dpro stats", "dpro replay", "ingest -o store", "convert",
@@ -61,11 +60,11 @@ def test_an_overlay_of_a_store_names_the_input_that_it_needs(tmp_path):
     assert "--overlay draws into a copy of a JSON trace, and this is none" in done.stderr
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no shared data")
+@needs("nsys")
 @pytest.mark.parametrize("form", ["uniform", "chakra"])
 def test_a_run_without_operations_is_not_converted(tmp_path, form):
     export = tmp_path / "host.sqlite"
-    packed = DATA / "nsys" / "nccl_nvtx_4rank.sqlite.gz"
+    packed = path_of("nsys/nccl_nvtx_4rank.sqlite.gz")
     export.write_bytes(gzip.decompress(packed.read_bytes()))
     done = call("convert", export, tmp_path / "new", "--to", form)
     assert done.exit_code == 1

@@ -69,7 +69,7 @@ def test_compat_hta_gives_the_reference_output(case, tmp_path):
     instance = case["instance"]
     if isinstance(instance, list):
         instance = f"{instance[0]}:{instance[1]}"
-    words = [golden.path_of(case), "--compat", "hta", "--annotation", case["annotation"]]
+    words = [golden.trace_of(case), "--compat", "hta", "--annotation", case["annotation"]]
     words += ["--instance", instance or 0] if case["annotation"] else []
     words += [f"--data-load-events={text}" for text in case["data_load_events"] or ()]
     words += ["--zero-weight-launches"] if case["zero_weight_launch_edges"] else []

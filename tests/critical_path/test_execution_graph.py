@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +16,6 @@ from fastcomm.errors import FastcommError
 from fastcomm.readers import execution_traces
 from fastcomm.synthetic import Job, write
 
-DATA = SHARED
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no shared data")
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
 
 
@@ -339,10 +337,10 @@ def test_damaged_ranks_are_skipped_on_request(tmp_path):
     assert [rank["rank"] for rank in failed] == [2]
 
 
-@needs_data
+@needs("chakra")
 def test_real_files_of_chakra_are_read():
     """A ring all-reduce of ASTRA-sim's examples, as messages and reductions."""
-    path = fastcomm.execution_trace_path(DATA / "chakra" / "astra_ring_allreduce_8")
+    path = fastcomm.execution_trace_path(path_of("chakra/astra_ring_allreduce_8"))
     # Seven reductions of 7 us in a row; messages have no duration in the files.
     assert path.length_ns == 49_000
     assert len(path.ranks) == 8
@@ -350,9 +348,9 @@ def test_real_files_of_chakra_are_read():
     assert "operations whose recorded duration is 0: 224 of communication" in path.notes
 
 
-@needs_data
+@needs("kineto")
 def test_the_path_of_a_pytorch_file_is_its_data_dependencies():
-    folder = DATA / "kineto" / "gloo_4rank_et"
+    folder = path_of("kineto/gloo_4rank_et")
     path = fastcomm.execution_trace_path(folder / "torch_et_0.json.gz")
     arguments = ["--rank", "0", "--annotation", "", "--deps", "data", "--json"]
     document = json.loads(run("critical-path", folder, *arguments).stdout)

@@ -54,7 +54,7 @@ def lines(trace, linked, clipped, graph, path):
 @pytest.mark.compiled
 @golden.each_case()
 def test_graph_and_path_are_those_of_the_reference(case):
-    trace = reader.read(golden.path_of(case), TraceOptions(whole=True))
+    trace = reader.read(golden.trace_of(case), TraceOptions(whole=True))
     linked = hta_events.linked(trace)
     assert len(linked.rows) == case["rows_after_trimming"]
     clipped = hta_events.clip(linked, case["annotation"], golden.instance_of(case))

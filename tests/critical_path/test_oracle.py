@@ -7,7 +7,7 @@ from oracles import critical_path as oracle
 @golden.each_case()
 def test_the_oracle_agrees_with_the_reference(case):
     graph, path, classes = oracle.analyze(
-        golden.document(golden.path_of(case)),
+        golden.document(golden.trace_of(case)),
         case["annotation"],
         golden.instance_of(case),
         case["data_load_events"] or (),

@@ -25,7 +25,6 @@ from fastcomm.readers.runs import open_run
 
 ADD = golden.FOLDER / "simple_add.json.gz"
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
-real = pytest.mark.skipif(not ADD.exists(), reason=f"no data at {golden.FOLDER}")
 
 
 def loaded(path):
@@ -55,7 +54,7 @@ def criticals(document):
     ]
 
 
-@real
+@golden.needed
 @pytest.mark.compiled
 def test_the_overlay_equals_the_reference(tmp_path):
     found, success = hta.critical_path_analysis(ADD, 0, "", 0, ["data_load"])
@@ -76,7 +75,7 @@ def test_the_overlay_equals_the_reference(tmp_path):
     assert sum(event["ph"] == "X" for event in only["traceEvents"]) == 632
 
 
-@real
+@golden.needed
 @pytest.mark.compiled
 def test_an_overlay_can_be_limited_to_one_type_of_edges(tmp_path):
     found, _ = hta.critical_path_analysis(ADD, 0, FORWARD, 1, zero_weight_launches=True)
@@ -104,11 +103,9 @@ def test_an_overlay_can_be_limited_to_one_type_of_edges(tmp_path):
         )
 
 
-@real
 @pytest.mark.compiled
-def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
-
-    run = open_run(golden.DATA / "kineto/nccl_2rank_rank0.json.gz")
+def test_arrows_of_the_corrected_rules_touch_their_slices(kineto, tmp_path):
+    run = open_run(kineto / "nccl_2rank_rank0.json.gz")
     found = analyze(run.read(0, "all"))
     document = loaded(hta.overlay_critical_path_analysis(run, 0, found, tmp_path))
     lanes = {}
@@ -177,7 +174,7 @@ def test_events_other_than_work_are_kept_in_the_overlay(tmp_path):
     ]
 
 
-@real
+@golden.needed
 @pytest.mark.compiled
 def test_an_overlay_never_overwrites_its_trace(tmp_path):
     copy = tmp_path / "overlaid_critical_path_x.json.gz"
@@ -189,7 +186,7 @@ def test_an_overlay_never_overwrites_its_trace(tmp_path):
         hta.overlay_critical_path_analysis(link, 0, found, tmp_path)
 
 
-@real
+@golden.needed
 @pytest.mark.compiled
 @pytest.mark.parametrize("find", [hta.find_path, analyze])
 def test_a_saved_graph_is_restored_unchanged(tmp_path, find):
@@ -208,7 +205,7 @@ def test_a_saved_graph_is_restored_unchanged(tmp_path, find):
     assert (tmp_path / "graph.zip").read_bytes() == first
 
 
-@real
+@golden.needed
 @pytest.mark.compiled
 def test_an_edited_graph_has_another_path(tmp_path):
     found, _ = hta.critical_path_analysis(ADD, 0, FORWARD, 1)
@@ -231,7 +228,7 @@ def test_an_edited_graph_has_another_path(tmp_path):
         (lambda archive: archive.writestr("graph.pickle", b"\x80\x04."), "expected only"),
     ],
 )
-@real
+@golden.needed
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_hostile_zip_is_refused(tmp_path, change, said):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from builders.places import SHARED
+from builders.shared_data import shared
 from click.testing import CliRunner
 
 from fastcomm.analyses.dispatch import terms_for
@@ -40,10 +40,7 @@ def made(tmp_path_factory):
     ("n8g8", "--num-nodes 8 --iter-num 4"),
 ])  # fmt: skip
 def test_the_original_report_is_reproduced_exactly(tmp_path, name, options):
-    path = SHARED / "dispatch" / f"{name}.json"
-    if not path.exists():
-        pytest.skip(f"no reference at {path}")
-    reference = json.loads(path.read_text())
+    reference = json.loads(shared(f"dispatch/{name}.json").read_text())
     said(f"generate {options} --compat seed --seed {reference['seed']} -o {tmp_path}/w")
     out = said(f"simulate --schedules deepep-compat,fast-compat {tmp_path}/w")
     assert reference["deepep_stdout"] in out

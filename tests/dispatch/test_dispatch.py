@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from builders import deepep_published
-from builders.places import SHARED
+from builders.shared_data import shared
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import dispatch as oracle
@@ -28,10 +28,7 @@ EXACT = list(schedules.STRATEGIES)
 
 
 def reference(name, nodes):
-    path = SHARED / "dispatch" / f"{name}.npz"
-    if not path.exists():
-        pytest.skip(f"no reference at {path}")
-    arrays = np.load(path, allow_pickle=False)
+    arrays = np.load(shared(f"dispatch/{name}.npz"), allow_pickle=False)
     recipe = Recipe.of(num_nodes=nodes, iter_num=1, law="table")
     return Workload(recipe=recipe, arrays=((arrays["src_gpu_0"], arrays["target_experts_0"]),))
 
@@ -67,10 +64,7 @@ def test_reference_schedules_have_the_expected_times(name, nodes, demand, wanted
 
 @pytest.mark.parametrize("name", ["u4x8", "z3x4", "approx4x8"])
 def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
-    path = SHARED / "dispatch" / f"official_fast_{name}.npz"
-    if not path.exists():
-        pytest.skip(f"no reference at {path}")
-    arrays = np.load(path, allow_pickle=False)
+    arrays = np.load(shared(f"dispatch/official_fast_{name}.npz"), allow_pickle=False)
     meta = json.loads(str(arrays["meta"]))
     inter, intra = (
         Cost(

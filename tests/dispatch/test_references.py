@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from builders.places import SHARED
+from builders.shared_data import shared
 
 from fastcomm.compat import dispatch as original
 from fastcomm.dispatch import Recipe
@@ -17,9 +17,7 @@ NAMES = ("n4g8_default", "n8g8", "n3g4_remainder", "n2g2_tiny", "n4g8_alpha3")
 @pytest.fixture(scope="module", params=NAMES)
 def reference(request):
     """What the original printed and saved, and our layers from its seed alone."""
-    path = SHARED / "dispatch" / f"{request.param}.json"
-    if not path.exists():
-        pytest.skip(f"no reference at {path}")
+    path = shared(f"dispatch/{request.param}.json")
     said = json.loads(path.read_text())
     config = dict(said["config"])
     bandwidths = {name: config.pop(name) for name in ("bw_inter", "bw_intra")}

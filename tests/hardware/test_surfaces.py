@@ -4,7 +4,7 @@ import tomllib
 
 import numpy as np
 import pytest
-from builders.places import SHARED
+from builders.shared_data import shared
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.surfaces import seconds
@@ -21,10 +21,7 @@ AXES = ((1.0, 4.0, 100.0), (2.0, 50.0), (1.0, 10.0, 1000.0, 1e4))
 @pytest.fixture(scope="module")
 def measurements():
     """The folder of measured tables."""
-    folder = SHARED / "hardware"
-    if not folder.is_dir():
-        pytest.skip(f"no measured kernels at {folder}")
-    return folder
+    return shared("hardware")
 
 
 @given(st.integers(0, 2**32 - 1), st.tuples(SIZE, SIZE, SIZE))

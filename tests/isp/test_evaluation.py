@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders.commands import invoke
 from builders.isp_inputs import GOOD, HEAD, PLAN, PRICE, load_run, schema, table
-from builders.places import SHARED
+from builders.shared_data import shared
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,10 +27,7 @@ from fastcomm.isp.runs import RunPrice, errors, load_runs, price_run
 @pytest.fixture(scope="module")
 def published():
     """The folder of published training runs."""
-    folder = SHARED / "training_runs"
-    if not folder.is_dir():
-        pytest.skip(f"no published training runs at {folder}")
-    return folder
+    return shared("training_runs")
 
 
 @given(st.binary(max_size=200))

@@ -11,7 +11,8 @@ import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
 from builders.kernel_events import rank_events, totals, write_run
-from builders.places import RECORDED, SHARED
+from builders.places import RECORDED
+from builders.shared_data import needs, path_of
 
 import fastcomm
 from fastcomm.analyses.changes import kernel_changes
@@ -22,12 +23,7 @@ from fastcomm.trace import schema
 from fastcomm.trace.run import ReadRanks
 
 HOST_RUN = RECORDED / "gloo_2x2"
-
-
-KINETO = SHARED / "kineto"
-
-
-NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
+KINETO = path_of("kineto")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +41,7 @@ def test_a_host_run_has_operators_and_communication():
     assert "A run without a device" in invoke("kernels", HOST_RUN, "-q").stdout
 
 
-@NEEDS_DATA
+@needs("kineto")
 def test_kernels_by_operator_agree_with_tracelens():
     with (KINETO / "h100_qwen" / "tracelens_kernels.csv").open() as file:
         expected = Counter()
@@ -57,9 +53,9 @@ def test_kernels_by_operator_agree_with_tracelens():
         assert found[name] / 1000 == pytest.approx(expected[name])
 
 
-@NEEDS_DATA
+@needs("nsys")
 def test_kernels_of_a_whole_trace_are_those_of_nsys(tmp_path):
-    folder = KINETO.parent / "nsys"
+    folder = path_of("nsys")
     report = tmp_path / "report.sqlite"
     report.write_bytes(gzip.decompress((folder / "mfu_2gpu.sqlite.gz").read_bytes()))
     run = fastcomm.open(report)
@@ -82,7 +78,7 @@ def test_kernels_of_a_whole_trace_are_those_of_nsys(tmp_path):
         assert own == pytest.approx(expected, rel=5e-4)
 
 
-@NEEDS_DATA
+@needs("kineto")
 def test_the_slower_step_of_trace_diff_is_explained():
     before, after = (
         fastcomm.open(KINETO / "trace_diff" / f"{name}.json.gz") for name in ("control", "test")

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 from oracles import flops as oracle
 
 import fastcomm
@@ -18,8 +18,7 @@ from fastcomm.hardware.gpu import gpu, roof_of
 from fastcomm.synthetic import Job, write
 from fastcomm.synthetic.catalog import weights, widths
 
-KINETO = SHARED / "kineto"
-NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
+KINETO = path_of("kineto")
 BF16, FP32 = "c10::BFloat16", "float"
 H100 = [{"name": "NVIDIA H100 80GB HBM3"}]
 
@@ -349,7 +348,7 @@ def test_gemms_of_the_made_up_job_reach_a_plausible_share_of_the_peak(fault, tmp
 # ------------------------------------------------------------------ real traces
 
 
-@NEEDS_DATA
+@needs("kineto")
 def test_flops_of_a_real_trace_are_those_of_the_definition():
     path = KINETO / "h100_qwen" / "Qwen1.5-0.5B-Chat.json.gz"
     document = json.loads(gzip.decompress(path.read_bytes()))
@@ -361,7 +360,7 @@ def test_flops_of_a_real_trace_are_those_of_the_definition():
     assert found == pytest.approx(expected)
 
 
-@NEEDS_DATA
+@needs("kineto")
 def test_flops_and_rates_agree_with_tracelens():
     path = KINETO / "h100_qwen"
     ours = {}

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
-from builders.places import RECORDED, SHARED
+from builders.places import RECORDED
+from builders.shared_data import needs, path_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +17,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.kernels import totals
 
 US = 1_000
-KINETO = SHARED / "kineto"
-NEEDS_DATA = pytest.mark.skipif(not KINETO.is_dir(), reason="no shared traces on this machine")
+KINETO = path_of("kineto")
 HOST_RUN = RECORDED / "gloo_2x2"
 
 # A launch (start, duration), and its work: (delay from the launch's start, stream), in us.
@@ -137,7 +137,7 @@ BY_HTA = {
 }
 
 
-@NEEDS_DATA
+@needs("kineto")
 @pytest.mark.parametrize("name", BY_HTA)
 def test_summaries_are_those_of_hta(name):
     rank, stream, *numbers, limit, us, share = BY_HTA[name]

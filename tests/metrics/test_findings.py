@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from builders.examples import fewer
 from builders.job_traces import measured_job
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 from builders.synthetic_truth import planted
 from click.testing import CliRunner
 from hypothesis import given
@@ -21,7 +21,7 @@ from fastcomm.synthetic.job import FAULTS, IDLE_FAULTS
 from fastcomm.synthetic.play import steps
 from fastcomm.trace.iterations import IterationRule
 
-STRAGGLER = SHARED / "replay" / "straggler"
+STRAGGLER = path_of("replay/straggler")
 # Of the true cost. Gradients of a late host that are on their way cover its idle time. A slow
 # link delays buckets of groups without peers, too.
 TOLERANCE = {"slow_link": 0.2, "jittery_host": 0.15}
@@ -213,7 +213,7 @@ def test_a_slow_gpu_costs_what_its_attentions_take_longer():
     assert planted(Job.of(straggler=None)) is None
 
 
-@pytest.mark.skipif(not STRAGGLER.is_dir(), reason=f"no real job at {STRAGGLER}")
+@needs("replay")
 def test_the_last_stage_of_a_real_job_is_imbalanced():
     found = compute_metrics(open_run(STRAGGLER))
     first = found.findings[0]

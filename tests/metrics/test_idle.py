@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from builders import golden_critical_path
 from builders import kineto_text as k
 from builders.idle_host import faulty
 from builders.places import JOBS
+from builders.shared_data import needs, path_of
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import idle as oracle_idle
@@ -31,7 +31,7 @@ from fastcomm.trace.idle import idle_times
 from fastcomm.trace.schema import CAUSES, NARROW
 from fastcomm.trace.trace import Trace
 
-HTA = golden_critical_path.FOLDER / "hta_metrics.json"
+HTA = path_of("critical_path/hta_metrics.json")
 
 HOST = (
     ("cudaStreamSynchronize", "cuda_runtime"),
@@ -266,7 +266,7 @@ def test_planted_idle_time_of_a_real_job_is_named(job, cause, ranks):
     assert named >= 0.9 * longer > 0
 
 
-@pytest.mark.skipif(not HTA.exists(), reason=f"no results of HTA at {HTA}")
+@needs("critical_path", "kineto")
 @pytest.mark.parametrize("name", ["simple_add", "alexnet", "cuda_event_sync", "nccl_data"])
 def test_idle_times_are_those_of_hta(name):
     case = json.loads(HTA.read_text())[name]

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from builders import inspector_logs, operation_tables
 from builders.nsys_report import SMALL
-from builders.places import SHARED
+from builders.shared_data import shared
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
@@ -21,10 +21,7 @@ def a_table(folder):
 
 
 def a_straggler(folder):
-    source = SHARED / "replay" / "straggler" / "trace-ST.parquet"
-    if not source.exists():
-        pytest.skip(f"no table at {source}")
-    shutil.copy(source, folder)
+    shutil.copy(shared("replay/straggler/trace-ST.parquet"), folder)
 
 
 MAKERS = {

@@ -9,7 +9,7 @@ import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
 from builders.rank_folders import STEP, write_ranks
-from builders.replay_data import TRIAL
+from builders.replay_data import TRIAL, needed
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import TraceFileError
@@ -66,7 +66,7 @@ def test_long_metadata_before_the_events_is_read(tmp_path):
     assert compute_metrics(open_run(tmp_path)).ranks == (0,)
 
 
-@pytest.mark.skipif(not TRIAL.exists(), reason="the shared trial is not here")
+@needed
 def test_trials_and_uniform_traces_are_errors_that_name_their_commands(tmp_path):
     for command in ("stats", "replay", "convert"):
         more = (tmp_path / "x.json",) if command == "convert" else ()

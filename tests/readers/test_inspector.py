@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from builders.inspector_logs import NOW, PAIR, WORLD, job, record, write
-from builders.places import SHARED
+from builders.shared_data import shared
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import inspector as oracle_inspector
@@ -312,9 +312,6 @@ def test_tags_follow_the_configuration(tmp_path):
     assert TAGS[groups[1]["tag"]] == "DP"
 
 
-FORMATS = SHARED / "formats_2026" / "inspector"
-
-
 def stats(coll=0, lost=0, version="v4.3", comm=WORLD, **more):
     """A line about a dump: `coll` lines follow, and `lost` operations were dropped so far."""
     counts = {"coll_records": coll, "coll_dropped_total": lost, "p2p_records": 0, **more}
@@ -334,9 +331,7 @@ def losses(tmp_path, *records):
 
 @pytest.mark.parametrize("version", ["v4.1", "v4.2", "v4.3"])
 def test_logs_of_2026_are_read_with_their_losses(version):
-    if not FORMATS.is_dir():
-        pytest.skip(f"no logs at {FORMATS}")
-    every = found(FORMATS / version)
+    every = found(shared(f"formats_2026/inspector/{version}"))
     assert (len(every.sources), every.world_size) == (2, 2)
     for source in every.sources:
         trace = source.read()

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +13,8 @@ from fastcomm.readers.kernel_names import recognize
 from fastcomm.readers.patterns import PATTERNS, Pattern, match_name
 from fastcomm.readers.symbols import LIMIT, parse
 
-LIST = SHARED / "kernel_names" / "kernels.csv"
-listed = pytest.mark.skipif(not LIST.exists(), reason="the shared list of names is not here")
+LIST = path_of("kernel_names/kernels.csv")
+listed = needs("kernel_names")
 
 
 def scored(counts_as):

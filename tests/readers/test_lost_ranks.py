@@ -9,9 +9,9 @@ import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
 from builders.fault_tools import nobody
-from builders.places import SHARED
 from builders.rank_folders import NAMES, STEP, spoil, write_ranks
-from builders.replay_data import TRIAL
+from builders.replay_data import TRIAL, needed
+from builders.shared_data import needs, path_of
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import directories as oracle
@@ -22,7 +22,7 @@ from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, TableJob, write, write_table
 
-H100 = SHARED / "kineto" / "h100_qwen" / "Qwen1.5-0.5B-Chat.json.gz"
+H100 = path_of("kineto/h100_qwen/Qwen1.5-0.5B-Chat.json.gz")
 
 
 STATES = st.one_of(
@@ -223,7 +223,7 @@ def test_the_rank_after_a_long_list_of_groups_is_found(tmp_path):
     assert open_run(tmp_path).ranks == (0, 1)
 
 
-@pytest.mark.skipif(not H100.exists(), reason="the shared traces are not here")
+@needs("kineto")
 def test_every_command_reads_a_trace_that_begins_with_metadata(tmp_path):
     path = shutil.copyfile(H100, tmp_path / H100.name)
     assert invoke("metrics", path).stdout.startswith("1 rank,")
@@ -284,7 +284,7 @@ def test_statistics_and_replays_skip_bad_ranks_and_count_the_missing(command, pa
     )
 
 
-@pytest.mark.skipif(not TRIAL.is_dir(), reason=f"no real trial at {TRIAL}")
+@needed
 @pytest.mark.parametrize("command", ["stats", "replay"])
 def test_keep_going_is_refused_for_trials(command):
     error = invoke("dpro", command, TRIAL, "--keep-going", code=2).stderr

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builders.operation_tables import MAPPING, table, write
-from builders.places import SHARED
+from builders.shared_data import path_of, shared
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError, TraceFileError
@@ -19,7 +19,7 @@ from fastcomm.synthetic import TableJob, write_table
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 
-FOLDER = SHARED / "replay" / "straggler"
+FOLDER = path_of("replay/straggler")
 
 
 def found(path, mapping=MAPPING, **changes):
@@ -255,10 +255,7 @@ def test_one_rank_in_two_tables_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def straggler():
-    path = FOLDER / "trace-ST.parquet"
-    if not path.is_file():
-        pytest.skip(f"no published table at {path}")
-    return path
+    return shared("replay/straggler/trace-ST.parquet")
 
 
 def test_the_published_table_is_known_by_its_columns(straggler):

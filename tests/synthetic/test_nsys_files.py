@@ -26,11 +26,10 @@ from builders.nsys_report import (
     owned,
     written,
 )
-from builders.places import SHARED
+from builders.shared_data import shared
 
 from fastcomm.synthetic import NsysVariant, write_nsys
 
-NSYS = SHARED / "nsys"
 # The columns that the specification names, table by table.
 NAMED = {
     "StringIds": "id value",
@@ -80,10 +79,8 @@ def columns(path):
 
 def real(name, tmp_path):
     """A real file, unpacked; the test is skipped where it is absent."""
-    if not NSYS.is_dir():
-        pytest.skip(f"no real files at {NSYS}")
     path = tmp_path / name.removesuffix(".gz")
-    path.write_bytes(gzip.decompress((NSYS / name).read_bytes()))
+    path.write_bytes(gzip.decompress(shared(f"nsys/{name}").read_bytes()))
     return path
 
 
@@ -191,9 +188,7 @@ def test_the_old_schema_has_the_tables_that_are_not_in_the_real_file(tmp_path):
 
 @pytest.mark.parametrize("kind", ["parquetdir", "arrowdir"])
 def test_columns_have_the_types_of_a_real_directory(tmp_path, kind):
-    if not NSYS.is_dir():
-        pytest.skip(f"no real files at {NSYS}")
-    with tarfile.open(NSYS / f"nccl_nvtx_4rank.{kind}.tar.gz") as archive:
+    with tarfile.open(shared(f"nsys/nccl_nvtx_4rank.{kind}.tar.gz")) as archive:
         archive.extractall(tmp_path / "real", filter="data")
     (folder,) = (tmp_path / "real").iterdir()
     (path,) = write_nsys(SMALL, tmp_path, ranks=[0], kind=kind)

@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 from builders.commands import invoke
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 
 import fastcomm
 from fastcomm.trace.schema import KINDS, OPS
 
-DATA = SHARED / "formats_2026"
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no traces at {DATA}")
+DATA = path_of("formats_2026")
+pytestmark = needs("formats_2026")
 
 
 def work(name):

@@ -5,7 +5,7 @@ import json
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
-from builders.places import SHARED
+from builders.shared_data import shared
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import TraceOptions
@@ -99,9 +99,7 @@ def test_kernels_of_ascend_with_a_category_are_read(tmp_path):
 
 @pytest.mark.parametrize("name", ["dead.json", "running.json", "monitor.jsonl"])
 def test_the_state_of_ncclras_is_no_trace(name):
-    path = SHARED / "formats_2026" / "ras" / name
-    if not path.exists():
-        pytest.skip(f"no answers of ncclras at {path.parent}")
+    path = shared(f"formats_2026/ras/{name}")
     assert "NCCL RAS (ncclras" in invoke("metrics", path, code=1).stderr
 
 

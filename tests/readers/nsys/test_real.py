@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from builders.places import SHARED
+from builders.shared_data import shared
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers import nsys as reader
@@ -68,7 +68,7 @@ def test_correlations_are_unique_only_within_a_process(nsys):
 
 
 def test_ranges_are_projected_onto_the_device_like_nsys_stats(nsys):
-    packed = SHARED / "nsys" / "mfu_2gpu_oracle" / "nvtx_gpu_proj_trace.csv.gz"
+    packed = shared("nsys/mfu_2gpu_oracle/nvtx_gpu_proj_trace.csv.gz")
     text = io.StringIO(gzip.decompress(packed.read_bytes()).decode())
     wanted = collections.Counter(
         (

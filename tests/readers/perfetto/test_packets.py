@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from builders.perfetto_trace import Writer, a_rank, annotation, interned, message, one, varint
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import perfetto as oracle
@@ -32,7 +32,7 @@ SELECTION = Selection(
 )
 ALIASES = dict(reader._ALIASES)
 LIKE = {name.decode(): like.decode() for name, like in reader._ROCPROF.items()}
-DATA = SHARED / "formats_2026"
+DATA = path_of("formats_2026")
 WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -211,7 +211,7 @@ def test_a_made_up_rank_is_read_as_the_oracle_reads_it(tmp_path):
 RUNS = [f"cuspy_{run}/pftrace" for run in ("plain", "graph", "plugin", "ids")]
 
 
-@pytest.mark.skipif(not DATA.exists(), reason=f"no traces in {DATA}")
+@needs("formats_2026")
 @pytest.mark.parametrize("run", [*RUNS, "rocprofv3"])
 def test_recorded_traces_are_read_as_the_oracle_reads_them(run):
     for path in sorted((DATA / run).iterdir()):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builders.commands import invoke
 from builders.perfetto_trace import Writer, a_rank, message, one
-from builders.places import SHARED
+from builders.shared_data import needs, path_of
 from oracles import perfetto as oracle
 
 import fastcomm
@@ -22,8 +22,7 @@ from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.schema import KINDS, OPS
 from fastcomm_kernels.arrays import NULL
 
-DATA = SHARED / "formats_2026"
-needs_data = pytest.mark.skipif(not DATA.exists(), reason=f"no traces in {DATA}")
+DATA = path_of("formats_2026")
 RUNS = ("cuspy_plain", "cuspy_graph", "cuspy_plugin", "cuspy_ids")
 
 
@@ -53,7 +52,7 @@ def rows(scanned, selection):
     return found
 
 
-@needs_data
+@needs("formats_2026")
 @pytest.mark.parametrize("run", ["cuspy_plain", "cuspy_ids"])
 @pytest.mark.parametrize("selection", [METRICS, EVERYTHING], ids=["metrics", "everything"])
 def test_events_and_args_are_those_of_the_json(run, selection):
@@ -68,7 +67,7 @@ def test_events_and_args_are_those_of_the_json(run, selection):
         assert found.total() > 200
 
 
-@needs_data
+@needs("formats_2026")
 @pytest.mark.parametrize("run", RUNS)
 def test_whole_slices_are_those_of_the_oracle(run):
     for path in sorted((DATA / run / "pftrace").iterdir()):
@@ -94,7 +93,7 @@ def without_exempt(value):
     return [without_exempt(each) for each in value] if isinstance(value, list) else value
 
 
-@needs_data
+@needs("formats_2026")
 @pytest.mark.parametrize("command", ["metrics", "kernels", "critical-path"])
 def test_commands_say_what_they_say_of_the_json(command, tmp_path):
     for path in (DATA / "cuspy_plain" / "json").iterdir():
@@ -120,7 +119,7 @@ def work(trace, *kinds):
     return names, length, np.char.startswith(names, "nccl")
 
 
-@needs_data
+@needs("formats_2026")
 def test_a_graph_has_the_work_that_its_ends_allow():
     run = fastcomm.open(DATA / "cuspy_graph" / "pftrace")
     for rank, compute, comm in ((0, 492_000, 280_000), (1, 507_000, 250_000)):
@@ -131,7 +130,7 @@ def test_a_graph_has_the_work_that_its_ends_allow():
         assert {29_500, 10_500} <= set(length.tolist())
 
 
-@needs_data
+@needs("formats_2026")
 def test_a_run_of_rocprofv3_has_its_kernels_copies_and_calls():
     run = fastcomm.open(DATA / "rocprofv3")
     assert len(run.ranks) == 2
