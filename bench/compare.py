@@ -10,6 +10,7 @@ benchmark that does not run on the other revision is listed.
 import argparse
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ BARS = tomllib.loads(Path(__file__).with_name("bars.toml").read_text("utf-8"))
 
 
 def main():
+    signal.signal(signal.SIGTERM, end)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("revision", help="What git calls it: a tag, a branch, a commit.")
     parser.add_argument("--rounds", type=int, default=3, help="Pairs of each benchmark.")
@@ -30,8 +32,8 @@ def main():
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "other"
-        git("worktree", "add", "--quiet", "--detach", other, options.revision)
         try:
+            git("worktree", "add", "--quiet", "--detach", other, options.revision)
             # The same benchmarks, also those that are newer than the revision.
             for name in ("bench", "tests"):
                 shutil.rmtree(other / name, ignore_errors=True)
@@ -41,7 +43,15 @@ def main():
                 pairs = [pair(other, file.name, turn % 2) for turn in range(options.rounds)]
                 show(pairs)
         finally:
-            git("worktree", "remove", "--force", other)
+            if other.exists():
+                # Twice forced, git also removes what it was still adding.
+                git("worktree", "remove", "--force", "--force", other)
+
+
+def end(number, _frame):
+    """Exit by an exception, so that the worktree is removed."""
+    signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the removal
+    raise SystemExit(128 + number)
 
 
 def git(*words):

@@ -1,14 +1,25 @@
-"""Test how benchmarks are judged: what misses its bar three times fails, in one line."""
+"""Test how benchmarks are judged and compared: a bar that is missed three times fails."""
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 from builders.places import ROOT
 
 # One that takes milliseconds a round.
 QUICK = "bench/test_attribution.py"
+WAIT_S = 60
+# In place of `bench/fresh.py`: a benchmark that does not end.
+ENDLESS = """
+import pathlib, time
+def numbers(root, *_, environment):
+    pathlib.Path(root, "begun").touch()
+    time.sleep(600)
+"""
 
 
 def run(*words):
@@ -47,3 +58,33 @@ def test_numbers_are_written_for_a_comparison(tmp_path):
     ((name, (number, noises)),) = json.loads((tmp_path / "numbers").read_text()).items()
     assert (name, noises) == ("enclosing", [])
     assert number > 0
+
+
+def test_a_terminated_comparison_removes_its_worktree(tmp_path):
+    checkout, scratch = tmp_path / "checkout", tmp_path / "scratch"
+    for folder in (scratch, checkout / "bench", checkout / "tests"):
+        folder.mkdir(parents=True)
+    for name in ("compare.py", "bars.toml"):
+        shutil.copy(ROOT / "bench" / name, checkout / "bench")
+    (checkout / "bench" / "fresh.py").write_text(ENDLESS)
+    (checkout / "bench" / "test_endless.py").touch()
+    environment = {key: each for key, each in os.environ.items() if not key.startswith("GIT_")}
+    environment |= {"TMPDIR": str(scratch), "GIT_CONFIG_GLOBAL": os.devnull}
+
+    def git(*arguments):
+        arguments = ["git", "-c", "user.name=x", "-c", "user.email=x", *arguments]
+        return subprocess.check_output(arguments, cwd=checkout, env=environment, text=True)
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    command = [sys.executable, checkout / "bench" / "compare.py", "HEAD"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as comparison:
+        until = time.monotonic() + WAIT_S
+        while not (checkout / "begun").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(git("worktree", "list").splitlines()) == 2
+        comparison.send_signal(signal.SIGTERM)
+        assert comparison.wait(WAIT_S) == 128 + signal.SIGTERM
+    assert len(git("worktree", "list").splitlines()) == 1
+    assert not list(scratch.iterdir())
