@@ -108,6 +108,7 @@ def analyze(trace: Trace, window: Window | None = None) -> CriticalPath:
         rank=trace.meta.rank,
         base=trace.meta.base,
         clipped=len(graph.event) // 2,
+        rest=built.rest,
         data_load=window.data_load_events,
         notes=(*notes, *source_notes(trace), *_without_match(trace, window.data_load_events)),
         is_host_run=trace.meta.is_host_run,
@@ -189,10 +190,11 @@ class _Joiner:
         """
         points = self._join_points()
         time, event, is_end, rank_of, on_device = self._node_columns(points)
+        rests = self._rests(time)
         order = np.argsort(time, kind="stable")
         new = np.empty(len(order), np.int32)
         new[order] = np.arange(len(order), dtype=np.int32)
-        graph = self._graph((event[order], time[order], is_end[order]), new, points)
+        graph = self._graph((event[order], time[order], is_end[order]), new, points, rests)
         on_device = on_device[order]
         slack_ns = slack(graph, on_device)
         join = RankJoin(
@@ -288,10 +290,12 @@ class _Joiner:
         nodes: tuple[Numbers, Ints, np.ndarray],
         new: Numbers,
         points: _JoinPoints,
+        rests: tuple[int, Ints],
     ) -> Graph:
         """Build the joined graph, with edges by target.
 
         `nodes` are event, time and is_end in the new order; `new` is the new number of a node.
+        `rests` are from `_rests`.
         """
         starts, ends = points.starts, points.ends
         joins = int(self.nodes[-1])
@@ -299,6 +303,8 @@ class _Joiner:
         # The end of a collective waits for the last arrival instead of its own start.
         own = np.searchsorted(target, ends[:, 0])
         source[own] = joins + ends[:, 1]
+        last, marks = rests
+        source[np.isin(target, marks) & (kind == EDGE_KIND["dependency"])] = last
         begins = self._first_nodes(new)
         # What the first event of a rank waits for is unknown: it waits for the first node.
         origin = np.zeros(len(begins), np.int32)
@@ -310,6 +316,25 @@ class _Joiner:
         )
         owner = np.append(owner, np.full(len(added), NONE))
         return Graph.measured(nodes, (source, target), np.append(kind, added), owner)
+
+    def _rests(self, time: Ints) -> tuple[int, Ints]:
+        """Return the last event's node of all ranks, and the ends of steps that wait for it.
+
+        `time` is by node. After its last event a rank may wait for the others, unrecorded: the
+        marks that end after all events end together.
+        """
+        rests = np.array(
+            [
+                path.about.rest + first
+                for path, first in zip(self.paths.values(), self.nodes[:-1], strict=True)
+                if path.about.rest is not None
+            ],
+            np.int64,
+        )
+        is_event = np.ones(len(time), np.bool_)
+        is_event[rests] = False
+        last = int(np.argmax(np.where(is_event, time, np.iinfo(np.int64).min)))
+        return last, rests[time[rests] > time[last]]
 
     def _edges(self) -> tuple[Ints, Ints, Numbers, Ints]:
         """Return source, target, kind and owner of the edges of all ranks."""

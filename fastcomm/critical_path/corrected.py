@@ -34,6 +34,7 @@ class Constrained:
     graph: Graph
     on_device: Flags  # by node
     left_out: dict[str, int]  # number of contradicted constraints by kind
+    rest: int | None  # node of the end of the step's mark
 
 
 def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Constrained:
@@ -46,7 +47,7 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     window
         The window.
     data_load
-        Regular expressions of names of events that load data.
+        Regular expressions of names of events that load data, see `Selected`.
 
     """
     selected = Selected.of(trace, window, data_load)
@@ -79,6 +80,7 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     return Constrained(
         graph=Graph(event=nodes.event, time=nodes.time, is_end=nodes.is_end, **used),
         on_device=on_device,
+        rest=None if selected.mark is None else int(nodes.last[selected.mark]),
         left_out={name: int(k) for name, k in zip(EDGE_KINDS, left_out, strict=True) if k},
     )
 

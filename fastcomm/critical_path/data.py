@@ -262,7 +262,7 @@ def _connected_leaves(
 def _launch(trace: Trace, leaves: Sequence[_LeafOperator]) -> None:
     """Add to each leaf the device work that was launched inside it."""
     everything = TimeRange(start=-(1 << 62), stop=1 << 62)
-    chosen = Selected.of(trace, everything, ())
+    chosen = Selected.of(trace, everything)
     rows = chosen.rows
     work = np.flatnonzero(chosen.is_device & (chosen.call != NONE))
     lanes = trace.events["lane"].to_numpy()

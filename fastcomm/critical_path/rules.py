@@ -19,6 +19,7 @@ from fastcomm.graph import EDGE_KINDS, Graph, LongestPath
 from fastcomm.regexes import is_match
 from fastcomm.trace.columns import filled, first_seen, text_codes
 from fastcomm.trace.events import lane_streams
+from fastcomm.trace.host_activity import LOADING
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import graph as graphs
@@ -244,11 +245,12 @@ def _owner_class(owner: EventFact, loads: Sequence[str]) -> str:
     """Return the class of an event, one of `CLASSES`.
 
     `owner` is (name, kind, stream, whether on the device, operation of a collective or None).
-    `loads` are regular expressions for names of host events that load data.
+    `loads` are regular expressions for names of host events that load data; without any, the
+    usual names count.
     """
     name, kind, _, is_device, op = owner
     if not is_device:
-        is_load = any(is_match(text, str(name)) for text in loads)
+        is_load = any(is_match(text, str(name)) for text in loads or (LOADING.pattern,))
         return "data_loading" if is_load else "cpu_bound"
     if kind == "host_node":
         return "cpu_bound"
@@ -280,6 +282,7 @@ class PathSource:
     rank: int
     base: int = 0  # ns to add to the times in the file
     clipped: int = 0  # events of the window
+    rest: int | None = None  # node of the end of its mark
     data_load: tuple[str, ...] = ()  # regular expressions of events that load data
     notes: tuple[str, ...] = ()
     is_host_run: bool = False  # whether the host computes and communicates, without a device

@@ -1,7 +1,8 @@
 """Select the events of a window, and find which of them wait for the end of work.
 
-The events are the operators and calls of the window, and the work that they launched. Waits are
-recognized by synchronization events of the profiler, and by the names of calls.
+The events are the operators and calls of the window, its loading of data, the work that they
+launched, and the mark of a step: a path that begins and ends with it has all time of the step.
+Waits are recognized by synchronization events of the profiler, and by the names of calls.
 """
 
 import re
@@ -16,6 +17,7 @@ from fastcomm.critical_path.window import TimeRange
 from fastcomm.trace import host_names
 from fastcomm.trace.columns import Integers, codes, filled, pair_codes
 from fastcomm.trace.events import EventRows
+from fastcomm.trace.host_activity import LOADING
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
@@ -39,9 +41,10 @@ class Selected:
     syncs: EventRows
     sync_call: Numbers  # of `syncs`: row of the call, or NONE
     nodes: "GraphNodes"
+    mark: int | None  # of `rows`: the mark of the step, on the thread of its first event
 
     @classmethod
-    def of(cls, trace: Trace, window: TimeRange, data_load: Sequence[str]) -> Self:
+    def of(cls, trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Self:
         """Select the operators and calls of a window, and the work that they launched.
 
         Work whose launch is not in the trace belongs to the window in which it starts.
@@ -53,7 +56,8 @@ class Selected:
         window
             The window.
         data_load
-            Regular expressions of names of events that load data.
+            Regular expressions of names of events that load data. Without any, it is ranges
+            that are named so, on threads with operators or calls.
 
         """
         whole = EventRows.whole(trace)
@@ -61,30 +65,63 @@ class Selected:
         on_device = np.flatnonzero(is_work | (whole.kind == KIND["sync"]))
         call = whole.launch_of(on_device)
         inside = (whole.start >= window.start) & (whole.start < window.stop)
-        host = whole.of_kind("runtime", "cpu_op")
-        for regex in data_load:
-            of_text = whole.matching(regex)
-            of_text[on_device] = False
-            host |= of_text
-        host &= inside
+        host = _host(whole, inside, data_load)
+        host[on_device] = False
         launched = np.where(call >= 0, host[call], inside[on_device])
         is_sync = ~is_work[on_device] & launched & (call >= 0)
         is_own = is_work[on_device] & launched
+        first, mark = _mark(whole, window, host)
         is_selected = host
         is_selected[on_device[is_own]] = True
+        if mark is not None:
+            is_selected[mark] = True
         order = _ordered(whole, is_work, np.flatnonzero(is_selected))
         place = np.full(len(whole) + 1, NONE, np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
         launch = np.full(len(order), NONE, np.int32)
         launch[place[on_device[is_own]]] = place[call[is_own]]
+        rows = whole.without("position", "stream", "wait_stream", "wait_record").take(order)
+        if mark is not None:
+            mark = int(place[mark])
+            rows.stop[mark], rows.lane[mark] = window.stop, whole.lane[first]
         return cls(
-            rows=whole.without("position", "stream", "wait_stream", "wait_record").take(order),
+            rows=rows,
             is_device=is_work[order],
             call=launch,
             syncs=whole.take(on_device[is_sync]),
             sync_call=place[call[is_sync]],
             nodes=GraphNodes.of(trace, order),
+            mark=mark,
         )
+
+
+def _host(rows: EventRows, inside: Flags, data_load: Sequence[str]) -> Flags:
+    """Return which rows inside of a window are operators, calls, or load data."""
+    host: Flags = rows.of_kind("runtime", "cpu_op") & inside
+    if data_load:
+        for regex in data_load:
+            host |= rows.matching(regex) & inside
+        return host
+    loads = np.flatnonzero(rows.of_kind(*LOADING.kinds) & inside)
+    loads = loads[np.isin(rows.lane[loads], rows.lane[host])]
+    host[loads[rows.matching(LOADING.pattern)[loads]]] = True
+    return host
+
+
+# The kinds of events that mark a step, without operators and calls, which are its work.
+_MARKS = ("annotation", "python", "other")
+
+
+def _mark(rows: EventRows, window: TimeRange, host: Flags) -> tuple[int, int | None]:
+    """Return the rows of the first event of the host in a window, and of the window's mark.
+
+    The mark is the longest event that begins with the window; None if there is none.
+    """
+    first = int(np.argmax(host))
+    marks = np.flatnonzero(rows.of_kind(*_MARKS) & (rows.start == window.start) & ~host)
+    if not len(marks) or not host[first]:
+        return first, None
+    return first, int(marks[np.argmax(rows.stop[marks])])
 
 
 def _ordered(rows: EventRows, is_work: Flags, order: Ints) -> Ints:
@@ -145,6 +182,8 @@ def waits_of(
     role[(rows.kind == KIND["runtime"]) & rows.matching(host_names.WORK_WAIT)] = (
         kernels.FOR_SOMETHING
     )
+    if selected.mark is not None:
+        role[selected.mark] = kernels.MARK
     streams = _Streams.of(selected)
     for name, kind in (
         ("Stream Sync", kernels.FOR_STREAM),
@@ -160,6 +199,7 @@ def waits_of(
     nodes = selected.nodes
     pairs = [*_copies(selected), *_events(selected, role, streams)]
     pairs.append((nodes.waiting, nodes.source, kernels.SYNC))
+    pairs.append(_of_mark(selected))
     if guessed:
         is_guess = ~nodes.is_known[guessed[0]]
         pairs.append((guessed[0][is_guess], guessed[1][is_guess], kernels.INFERRED))
@@ -173,6 +213,22 @@ def _indexed(pairs: Sequence[_Pairs], rows: int, are_known: bool) -> kernels.Wai
     kind = np.concatenate([np.full(len(pair[0]), pair[2], np.int32) for pair in pairs])
     first, order = graphs.index(waiting.astype(np.int32), rows)
     return kernels.Waits(first, source[order].astype(np.int32), kind[order], are_known)
+
+
+def _of_mark(selected: Selected) -> _Pairs:
+    """Return the mark of the step, and the last work and event of another thread inside it.
+
+    The host may have waited for them, unrecorded.
+    """
+    rows, mark = selected.rows, selected.mark
+    if mark is None:
+        return (np.empty(0, np.int32),) * 2 + (kernels.INFERRED,)
+    is_inside = (rows.stop <= rows.stop[mark]) & (rows.lane != rows.lane[mark])
+    parts = [np.flatnonzero(is_inside & (selected.is_device == flag)) for flag in (False, True)]
+    source = np.array(
+        [part[np.argmax(rows.stop[part])] for part in parts if len(part)], np.int32
+    )
+    return np.full(len(source), mark, np.int32), source, kernels.INFERRED
 
 
 def _copies(selected: Selected) -> list[_Pairs]:

@@ -230,9 +230,8 @@ def step_note(trace: Trace, window: TimeRange, wall_ns: int) -> str | None:
     """
     if trace.device_iterations is None:
         return None
-    number = {row["stop"]: row["number"] for row in trace.iterations.to_pylist()}
     steps = {row["number"]: row for row in trace.device_iterations.to_pylist()}
-    step = steps.get(number.get(window.stop))
+    step = steps.get(window.step)
     on_device = step["stop"] - step["start"] if step else wall_ns
     if abs(wall_ns - on_device) < _NOTEWORTHY * on_device:
         return None

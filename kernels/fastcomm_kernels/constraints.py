@@ -16,8 +16,9 @@ from fastcomm_kernels.graph import Edges, put
 OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC, INFERRED, UNEXPLAINED, JOIN = range(8)
 
 # What a call waits for besides `Waits`: nothing, the end of a stream, the end of a device, or
-# the last work that was launched before the call and ends inside of it.
-NO_ROLE, FOR_STREAM, FOR_DEVICE, FOR_SOMETHING = range(4)
+# the last work that was launched before the call and ends inside of it. A mark of a step is no
+# call, and what is inside of it not a part of it.
+NO_ROLE, FOR_STREAM, FOR_DEVICE, FOR_SOMETHING, MARK = range(5)
 
 # Launches take less: work that starts later waited for something else.
 LAUNCH_NS = 20_000
@@ -36,7 +37,7 @@ class ConstraintRows(NamedTuple):
     is_device: Flags
     is_locked: Flags  # whether the call takes the lock of its process
     call: Numbers  # of device work: row of the call that launched it, or NONE
-    role: Numbers  # of a call: NO_ROLE or one of FOR_...
+    role: Numbers  # of a call: NO_ROLE, one of FOR_..., or MARK
     goal: Numbers  # of a call with a role: lane or device that it waits for, or NONE
     # Of device work: whether `Waits` has all that it waits for besides its stream and its
     # launch; and whether its lane tells no order among such work.
@@ -357,7 +358,7 @@ def constrain(
                 source = handed_over(node, lane, around < 0 and not is_end, lanes, state)
                 if source >= 0:
                     at = add(edges, at, (source, node), DEPENDENCY, NONE, time, left_out)
-            closed[row] = is_end
+            closed[row] = is_end or rows.role[row] == MARK
             if not is_end:
                 below[row], top[lane] = around, row
             elif rows.role[row] == FOR_SOMETHING:

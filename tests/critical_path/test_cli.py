@@ -35,31 +35,34 @@ def trace(tmp_path):
 
 def test_the_report_prints_the_path_and_its_shares(trace):
     text = invoke(trace).stdout
-    assert text.startswith("step 1, rank 0: critical path of 80.0 us, ")
-    assert "covers 100.0 % of the 80.0 us from first to last event" in text
+    assert text.startswith("step 1, rank 0: critical path of 100 us, ")
+    assert "covers 100.0 % of the 100 us from first to last event" in text
     assert "device: compute" in text
     assert "aten::mm" in text
 
 
 def test_json_has_the_path_and_its_shares(trace):
     found = json.loads(invoke(trace, "--json").stdout)
-    assert found["window"] == {"start_ns": 110_000, "stop_ns": 190_000}
+    assert found["window"] == {"start_ns": 100_000, "stop_ns": 200_000}
     assert found["edges"] == {
         "operator": 4,
-        "dependency": 0,
+        "dependency": 2,
         "launch": 1,
         "kernel_kernel": 0,
         "sync": 0,
-        "inferred": 0,
+        "inferred": 1,
         "unexplained": 0,
     }
     path = found["path"]
-    assert (path["nodes"], path["events"], path["event_ids"]) == (4, 3, [2, 3, 4])
-    assert (path["length_ns"], path["wall_ns"], path["coverage"]) == (80_000, 80_000, 1)
+    assert (path["nodes"], path["events"], path["event_ids"]) == (6, 4, [1, 2, 3, 4])
+    assert (path["length_ns"], path["wall_ns"], path["coverage"]) == (100_000, 100_000, 1)
+    # The step begins 10 us before its operator, and ends 10 us after its kernel.
     assert found["summary"] == {
-        "cpu_bound": 5 / 80,
-        "gpu_compute_bound": 60 / 80,
-        "gpu_kernel_launch_overhead": 15 / 80,
+        "cpu_bound": 5 / 100,
+        "gpu_compute_bound": 60 / 100,
+        "gpu_kernel_launch_overhead": 15 / 100,
+        "host_gap": 10 / 100,
+        "sync_wait": 10 / 100,
     }
     assert sum(found["summary"].values()) == pytest.approx(1)
 
@@ -92,17 +95,16 @@ def test_the_output_directory_has_the_path_as_files(trace, tmp_path):
     invoke(trace, "--overlay", overlay, "--save", saved, "--output", folder)
     document = json.loads(gzip.decompress(overlay.read_bytes()))
     works = [event for event in document["traceEvents"] if event["ph"] == "X"]
-    assert [event["args"].get("critical") for event in works] == [None, None, 1, 1, 1]
-    assert hta.restore_cpgraph(f"{saved}.zip").length_ns == 80_000
-    assert pq.read_table(folder / "critical_path.parquet").num_rows == 3
-    assert (
-        json.loads((folder / "critical_path.json").read_text())["path"]["length_ns"] == 80_000
-    )
+    assert [event["args"].get("critical") for event in works] == [None, 1, 1, 1, 1]
+    assert hta.restore_cpgraph(f"{saved}.zip").length_ns == 100_000
+    assert pq.read_table(folder / "critical_path.parquet").num_rows == 5
+    written = json.loads((folder / "critical_path.json").read_text())
+    assert written["path"]["length_ns"] == 100_000
     first = (folder / "critical_path.csv").read_text()
     assert first.startswith('"type","bound_by","start_ns"')
     invoke(trace, "--overlay", tmp_path / "all.json", "--all-edges")
     every = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
-    assert len(every) == len(EVENTS) + 2 * 5
+    assert len(every) == len(EVENTS) + 2 * 8
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,8 @@ def test_instances_can_be_a_number_or_a_range(trace):
     found = json.loads(
         invoke(trace, "--annotation", "ProfilerStep", "--instance", "0:1", "--json").stdout
     )
-    assert found["events"] == 3
+    # The first of the marks, and what is inside of both.
+    assert found["events"] == 4
     whole = json.loads(invoke(trace, "--annotation", "", "--json").stdout)
     assert whole["path"]["length_ns"] == 80_000
 
@@ -196,10 +199,10 @@ def test_a_device_that_runs_behind_the_host_explains_gaps_on_the_path(tmp_path):
     ]
     path = k.write(tmp_path / "rank0.json", events)
     (note,) = [n for n in json.loads(invoke(path, "--json").stdout)["notes"] if "busy" in n]
-    # From the launch at 115 to the end at 200: 45 us of delay, all of them busy.
-    assert note.startswith("52.9 % of the path is host time, gaps and delays, but the device")
-    assert "is busy for 100.0 % of the path (it runs behind the host: 52.9 % with work" in note
-    assert "note: 52.9 % of the path" in invoke(path).stdout
+    # From the mark at 100 to the work at 160: host time and delay, all of them busy.
+    assert note.startswith("60.0 % of the path is host time, gaps and delays, but the device")
+    assert "is busy for 100.0 % of the path (it runs behind the host: 60.0 % with work" in note
+    assert "note: 60.0 % of the path" in invoke(path).stdout
 
 
 def test_a_path_with_an_idle_device_has_no_note_on_gaps(trace):
@@ -209,17 +212,19 @@ def test_a_path_with_an_idle_device_has_no_note_on_gaps(trace):
 
 
 def test_a_path_that_is_shorter_than_the_step_on_the_device_is_explained(tmp_path):
+    """The next step's mark begins 50 us after the end of this one's: a step lasts until then."""
     events = [
-        k.mark("ProfilerStep#0", 0, 100),
-        k.mark("ProfilerStep#1", 100, 100),
-        k.event("aten::mm", "cpu_op", 150, 50, pid=100, tid=1),
-        k.launch(155, 1),
-        k.kernel("gemm", 160, 30, device=0, correlation=1),
+        k.mark("ProfilerStep#0", 100, 50),
+        k.launch(105, 1),
+        k.kernel("gemm", 110, 30, device=0, correlation=1),
+        k.mark("ProfilerStep#1", 200, 50),
+        k.launch(205, 2),
+        k.kernel("gemm", 210, 30, device=0, correlation=2),
     ]
     path = k.write(tmp_path / "rank0.json", events)
-    notes = json.loads(invoke(path, "--json").stdout)["notes"]
-    # Nothing is recorded from 100 to 150, where the step has begun.
+    notes = json.loads(invoke(path, "--step", 0, "--json").stdout)["notes"]
     (note,) = [note for note in notes if "on the device's clock" in note]
+    assert note.startswith("the window is the host's step of 50.0 us, which")
     assert "lasts 50.0 us" in note
     assert note.endswith("this step takes 100 us")
 
@@ -231,7 +236,7 @@ def test_a_busy_device_is_reconciled_with_the_path_of_a_real_trace(kineto):
     assert "busy for 99.6 % of the path (it runs behind the host: 40.9 %" in note
     (clocks,) = [note for note in found["notes"] if "on the device's clock" in note]
     assert clocks == (
-        "the window is the host's step of 15.9 ms, which with the device work that it "
+        "the window is the host's step of 16.0 ms, which with the device work that it "
         "launched lasts 51.2 ms; on the device's clock, as in `fastcomm metrics`, this step "
         "takes 19.0 ms"
     )

@@ -42,18 +42,21 @@ def test_the_steps_of_a_path_tile_the_span(folder, document):
 
 
 @given(documents())
-def test_every_operator_call_and_launched_work_has_two_nodes(folder, document):
+def test_every_operator_call_load_and_launched_work_has_two_nodes(folder, document):
     path = folder / "rank0.json"
     path.write_text(json.dumps(document))
     try:
         found = analyze(read(path), WHOLE)
     except FastcommError:
         return
-    kinds = ("cpu_op", "cuda_runtime", "kernel", "gpu_memcpy")
+    rows = document["traceEvents"]
+    host = ("cpu_op", "cuda_runtime")
+    threads = {(row["pid"], row["tid"]) for row in rows if row.get("cat") in host}
     expected = {
         position
-        for position, row in enumerate(document["traceEvents"])
-        if row.get("cat") in kinds
+        for position, row in enumerate(rows)
+        if row.get("cat") in (*host, "kernel", "gpu_memcpy")
+        or (row["name"] == "data_load" and (row["pid"], row["tid"]) in threads)
     }
     ids = found.events.ids(found.graph.event)
     assert sorted(ids.tolist()) == sorted([*expected, *expected])

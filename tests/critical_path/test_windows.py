@@ -7,11 +7,13 @@ from builders.path_events import US, call, op, read, steps, sync, work
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fastcomm
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import FastcommError
-from fastcomm.options import Window
+from fastcomm.graph.edits import plan
+from fastcomm.options import EditOptions, Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm_kernels.hta import SYNC
@@ -25,7 +27,8 @@ def test_windows_are_selected_by_annotation_and_instance(folder, data):
     index = data.draw(st.integers(0, len(marks) - 1))
     start = sorted(marks)[index]
     found = analyze(read(path), Window(annotation="step", instance=index))
-    assert found.about.clipped == (start == 0)
+    # The operator and the mark.
+    assert found.about.clipped == (2 if start == 0 else 0)
 
 
 def test_missing_windows_are_errors(path_of, tmp_path):
@@ -43,12 +46,111 @@ def test_missing_windows_are_errors(path_of, tmp_path):
     with pytest.raises(WindowError, match="no step 4; the trace has 3, 30"):
         path_of(*events, wanted=Window(step=4))
     found = path_of(*events, wanted=Window(annotation="ProfilerStep#3", exact=True))
-    assert found.about.clipped == 1
+    assert found.about.clipped == 2
     assert path_of(*events, wanted=Window(step=3), by=hta.find_path).about.clipped == 2
     assert path_of(*events, wanted=Window()).about.clipped == 0
     metrics_only = reader.read(tmp_path / "rank0.json", TraceOptions())
     with pytest.raises(FastcommError, match="only the columns for metrics were read"):
         analyze(metrics_only)
+
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def kernel_at(begin, length, number=1, tid=1):
+    """A launch of 5 us, and its kernel that starts 10 us after it."""
+    return [
+        call("cudaLaunchKernel", begin, 5, number, tid),
+        work("gemm", begin + 10, length, number),
+    ]
+
+
+def of_step(path_of, *events):
+    """The path of a step of 100 us that begins at 1000."""
+    path = path_of(k.mark("ProfilerStep#3", 1000, 100), *events, wanted=Window(step=3))
+    return steps(path)
+
+
+def test_a_path_has_the_time_before_the_first_event_of_its_step(path_of):
+    unrecorded = of_step(path_of, *kernel_at(1060, 30), call("cudaDeviceSynchronize", 1065, 35))
+    assert unrecorded == [
+        ("host_gap", 60, None),
+        ("gpu_kernel_launch_overhead", 10, "gemm"),
+        ("gpu_compute_bound", 30, "gemm"),
+    ]
+    load = k.event(LOADER, "user_annotation", 1002, 50, pid=100, tid=1)
+    assert of_step(path_of, load, *kernel_at(1060, 40)) == [
+        ("host_gap", 2, None),
+        ("data_loading", 50, LOADER),
+        ("host_gap", 8, None),
+        ("gpu_kernel_launch_overhead", 10, "gemm"),
+        ("gpu_compute_bound", 40, "gemm"),
+    ]
+
+
+def test_names_of_loads_that_are_given_stand_for_the_usual_ones(path_of):
+    mark = k.mark("ProfilerStep#3", 1000, 100)
+    loads = [
+        k.event(name, "user_annotation", ts, 20, pid=100, tid=1)
+        for name, ts in ((LOADER, 1000), ("my fetch", 1030))
+    ]
+    path = path_of(
+        *(mark, *loads, *kernel_at(1060, 30)),
+        wanted=Window(step=3, data_load_events=("fetch",)),
+    )
+    assert steps(path)[:3] == [
+        ("host_gap", 30, None),
+        ("data_loading", 20, "my fetch"),
+        ("host_gap", 10, None),
+    ]
+
+
+def test_loading_on_a_thread_without_operators_is_not_on_a_path(path_of):
+    ahead = k.event(LOADER, "user_annotation", 1002, 50, pid=100, tid=9)
+    assert of_step(path_of, ahead, *kernel_at(1060, 30))[0] == ("host_gap", 60, None)
+
+
+def test_a_path_has_the_time_after_the_last_event_of_its_step(path_of):
+    waited = [*kernel_at(1000, 30), call("cudaDeviceSynchronize", 1005, 36)]
+    assert of_step(path_of, *waited)[-2:] == [("sync_wait", 1, None), ("host_gap", 59, None)]
+    # Without the call that waited, it is a guess that the host waited for the kernel.
+    assert of_step(path_of, *kernel_at(1000, 30))[-2:] == [
+        ("gpu_compute_bound", 30, "gemm"),
+        ("sync_wait", 60, None),
+    ]
+    other = [*kernel_at(1000, 5), op("late", 1050, 20, tid=2)]
+    assert of_step(path_of, *other)[-2:] == [("cpu_bound", 20, "late"), ("sync_wait", 30, None)]
+    behind = [*kernel_at(1000, 300)]
+    assert of_step(path_of, *behind) == [
+        ("gpu_kernel_launch_overhead", 10, "gemm"),
+        ("gpu_compute_bound", 300, "gemm"),
+    ]
+
+
+def test_marks_of_ranks_that_end_after_all_events_wait_for_the_last_of_them(tmp_path):
+    """Rank 0 is done at 60, rank 1 at 90; both marks end at 100."""
+    for rank, length in enumerate((50, 80)):
+        events = [
+            k.mark("ProfilerStep#0", 0, 100),
+            call("cudaLaunchKernel", 0, 1, 1),
+            k.all_reduce(
+                *(1, 9, 7),
+                correlation=1,
+                **{"Process_Group_Name": "0", "Process_Group_Ranks": "[0, 1]"},
+                Group_size=2,
+                Seq=1,
+            ),
+            *kernel_at(5, length - 5, 2),
+            call("cudaDeviceSynchronize", 11, length),
+        ]
+        k.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=2)
+    path = fastcomm.open(tmp_path).critical_path()
+    assert path.is_joined
+    assert path.length_ns == 100 * US
+    assert steps(path)[-1] == ("host_gap", 9, None)
+    faster = path.predict(plan(EditOptions(scale=("compute=0.5",))))
+    # Of 75 us, 37.5 are left on rank 1, and nobody waits any longer than before.
+    assert faster.after_ns == 100 * US - 37_500
 
 
 def test_a_trace_without_device_work_has_a_path(path_of):
