@@ -1,7 +1,7 @@
 """Compare what-ifs with steps that have the change: writes a table into `docs/accuracy.md`.
 
 The synthetic job makes both steps: the one that is measured and edited, and the one that is
-generated with the change. Step times are from the first event of all ranks to the last. The
+generated with the change. Step times are from the first mark of all ranks to the last end. The
 largest error of each kind of edit goes into `fastcomm/graph/edit_errors.json`, from which every
 what-if gets its interval.
 """

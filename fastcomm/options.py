@@ -156,7 +156,7 @@ class Window(CheckedOptions):
     `step` is the number of a step. `annotation` is a text in the names of the events that are
     the window, or with `exact` the whole name; "" is the whole trace. `instance` is which of
     these events, from 0 on, or an inclusive pair. `data_load_events` are regular expressions
-    for the names of events that load data.
+    for the names of events that load data, instead of the usual names.
     """
 
     unchecked: ClassVar[tuple[str, ...]] = ("instance",)

@@ -215,7 +215,9 @@ _WINDOW: _Options = [
     ),
     _window("exact", "Match the whole name with --annotation.", **_NAMED),
     _window(
-        "data_load_events", "Names of the events that load data. Repeatable.", metavar="REGEX"
+        "data_load_events",
+        "Names of events that load data, instead of the usual ones. Repeatable.",
+        metavar="REGEX",
     ),
 ]
 _RANK = option_of(

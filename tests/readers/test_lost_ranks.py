@@ -230,7 +230,7 @@ def test_every_command_reads_a_trace_that_begins_with_metadata(tmp_path):
     assert "1 rank, 1 step (6): " in invoke("stats", path).stdout
     out = tmp_path / "all.json"
     assert "1699 events of 1 rank (uniform)" in invoke("convert", path, out).stdout
-    assert "replayed 49.34 ms, measured" in invoke("replay", path).stdout
+    assert "replayed 49.38 ms, measured" in invoke("replay", path).stdout
     error = invoke("stragglers", path, code=1).stderr
     assert "a trace (kineto)" in error
     assert f"fastcomm metrics {path}" in error

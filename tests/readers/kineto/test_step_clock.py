@@ -145,8 +145,8 @@ def test_a_comparison_of_different_clocks_has_a_note(ahead):
 
 def test_graphs_are_built_of_the_hosts_windows(ahead):
     window = analyze(opened(ahead).read(0, "all")).about.window
-    # From the first call inside the mark to its end; on the device it begins at 50 us.
-    assert (window.start, window.stop) == (21_000, 40_000)
+    # The mark; on the device the step begins at 50 us.
+    assert (window.start, window.stop) == (20_000, 40_000)
 
 
 # ------------------------------------------------------------------- stores
