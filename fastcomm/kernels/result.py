@@ -234,6 +234,13 @@ class Kernels(TableResult):
         pairs = zip(rows["category"].to_pylist(), rows["total_ns_sum"].to_pylist(), strict=True)
         return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
 
+    @cached_property
+    def running_ns(self) -> dict[str, int]:
+        """Time in which at least one event of each category runs on a rank, of all ranks."""
+        table = self.totals.running[self.by]
+        sums = table.group_by("category").aggregate([("running_ns", "sum")])
+        return dict(zip(*(column.to_pylist() for column in sums.columns), strict=True))
+
     def by_rank(self) -> pa.Table:
         """Return a row per value of the key and rank, in the order of the table, then by rank.
 
@@ -333,16 +340,13 @@ class Kernels(TableResult):
             return (
                 f"{subject[0].upper()}{subject[1:]} the longest: {format_ns(total)} in total."
             )
-        per_step = total / self.steps
-        share = self.share(total) or 0.0
-        first = f"{subject} {percent(share)} of the step"
-        first += f" ({format_ns(per_step)} of {format_ns(self.step_ns)})"
-        if share > 1:
-            noun, verb = subject.rsplit(" ", 1)
-            first = (
-                f"{noun} {'sums' if verb == 'takes' else 'sum'} to {format_ns(per_step)} in a "
-                f"step of {format_ns(self.step_ns)}, as several run at once"
-            )
+        running = self.running_ns[label]
+        took, summed = (format_ns(ns / self.steps) for ns in (running, total))
+        several = f", the sum of all is {summed}, as several run at once"
+        first = (
+            f"{subject} {percent(running / self.steps / self.step_ns)} of the step ({took} of "
+            f"{format_ns(self.step_ns)}{several if summed != took else ''})"
+        )
         slow = self._slow_sentence()
         return f"{first[0].upper()}{first[1:]}{f'; {slow}' if slow else ''}."
 
@@ -398,7 +402,13 @@ class Kernels(TableResult):
             "steps": self.steps,
             "step_ns": self.step_ns,
             "categories": [
-                {"name": name, "total_ns": total, "share": self.share(total)}
+                {
+                    "name": name,
+                    "total_ns": total,
+                    "share": self.share(total),
+                    "running_ns": self.running_ns[name],
+                    "running_share": self.share(self.running_ns[name]),
+                }
                 for name, total in self.by_category.items()
             ],
             "rows": self.table.to_pylist(),

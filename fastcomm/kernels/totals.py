@@ -38,6 +38,9 @@ ROWS = pa.schema(
     + [(name, _INT) for name in ("count", "total_ns", "min_ns", "max_ns")]
     + [(name, _FLOAT) for name in COSTS]  # 0 where FLOPs are unknown
 )
+# The time in which at least one event of a category runs, on any stream.
+_BY_CATEGORY = [("rank", "ascending"), ("category", "ascending")]
+RUNNING = pa.schema([("rank", pa.int32()), ("category", _TEXT), ("running_ns", _INT)])
 _ORDER = [("rank", "ascending"), ("name", "ascending"), ("category", "ascending")]
 DURATIONS = pa.schema([("name", _TEXT), ("bucket", _INT), ("number", _INT)])
 
@@ -87,6 +90,7 @@ class WorkTotals:
     ranks: tuple[RankWork, ...]
     rows: dict[KernelKey, pa.Table]  # ROWS, sorted
     durations: dict[KernelKey, pa.Table]  # DURATIONS, sorted
+    running: dict[KernelKey, pa.Table]  # RUNNING
     problems: pa.Table  # GEMMs by their size: PROBLEMS
     queues: pa.Table  # of streams, if they are asked for: QUEUES
 
@@ -109,7 +113,7 @@ class WorkTotals:
         except SchemaError as error:
             raise SchemaError(f"{trace.meta.path}: {error}") from error
         costs = _costs(work, question)
-        rows, durations, sizes = {}, {}, PROBLEMS.empty_table()
+        rows, durations, running, sizes = {}, {}, {}, PROBLEMS.empty_table()
         if isinstance(costs, WorkCosts):
             about = replace(about, flops=RankFlops.of(work, costs, chosen, duration))
             sizes = problems(costs, chosen, duration)
@@ -127,10 +131,12 @@ class WorkTotals:
             rows[key], durations[key] = _tables(
                 trace.meta.rank, work, labels, at, spent, numbers
             )
+            running[key] = _running(trace.meta.rank, work, at, (start[own], stop[own]))
         return cls(
             ranks=(about,),
             rows=rows,
             durations=durations,
+            running=running,
             problems=sizes,
             queues=queues(work, chosen) if "stream" in question.by else QUEUES.empty_table(),
         )
@@ -226,6 +232,20 @@ def _tables(
     return rows.cast(ROWS).sort_by(_ORDER), _duration_table(whole, names)
 
 
+def _running(rank: int, work: Work, at: Ints, times: tuple[Ints, Ints]) -> pa.Table:
+    """Return the table RUNNING of the work at some indices, by start.
+
+    `times` are its starts and its stops, in ns.
+    """
+    kind, names = work.categories
+    kind = kind[at]
+    used = np.flatnonzero(np.bincount(kind, minlength=len(names)))
+    parts = (kind == each for each in used)
+    lengths = [intervals.union_length(*(column[own] for column in times)) for own in parts]
+    ranks = np.full(len(used), rank, np.int32)
+    return pa.table([ranks, pa.array(names).take(pa.array(used)), lengths], schema=RUNNING)
+
+
 def _duration_table(durations: Distribution, names: pa.Array) -> pa.Table:
     """Return a distribution as a table DURATIONS, sorted by name and bucket."""
     columns = (names.take(pa.array(durations.keys)), durations.bucket, durations.number)
@@ -256,6 +276,10 @@ def merge(parts: Iterable[WorkTotals]) -> WorkTotals:
         ranks=tuple(ranks),
         rows={key: _joined([part.rows[key] for part in parts]).sort_by(_ORDER) for key in keys},
         durations={key: _merged([part.durations[key] for part in parts]) for key in keys},
+        running={
+            key: _joined([part.running[key] for part in parts]).sort_by(_BY_CATEGORY)
+            for key in keys
+        },
         problems=merged_problems([part.problems for part in parts]),
         queues=_joined([part.queues for part in parts]),
     )

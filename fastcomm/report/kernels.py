@@ -70,9 +70,11 @@ def _scope(kernels: Kernels) -> str:
 
 def _categories(kernels: Kernels) -> TerminalTable:
     """Return the table of categories; their times may overlap on different streams."""
-    rows = table("category", "total", "of step")
+    rows = table("category", "total", "runs", "of step")
     for name, total in kernels.by_category.items():
-        rows.add_row(escape(name), format_ns(total), percent(kernels.share(total)))
+        running = kernels.running_ns[name]
+        times = format_ns(total), format_ns(running), percent(kernels.share(running))
+        rows.add_row(escape(name), *times)
     return rows
 
 

@@ -194,6 +194,18 @@ def test_rows_of_ranks_add_up(job):
     assert sum(result.by_category.values()) == sum(sums.values())
 
 
+@given(jobs())
+def test_categories_run_while_any_of_their_events_does(job):
+    events, steps = job
+    result = result_of(events, steps, "name")
+    work = oracle.in_steps(events, steps)
+
+    def category_of(event):
+        return category(event["name"]) if event["kind"] == "kernel" else "copy"
+
+    assert result.running_ns == oracle.running(work, category_of)
+
+
 DURATIONS = st.lists(st.integers(0, 2**11) | st.integers(0, 2**45), min_size=1, max_size=40)
 
 

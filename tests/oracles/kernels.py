@@ -61,6 +61,15 @@ def innermost(event, events, kind):
     return max(around, key=lambda one: one["start"])["name"] if around else None
 
 
+def running(work, category):
+    """By category, the nanoseconds in which any of its events runs, of all ranks."""
+    moments = {}
+    for event in work:
+        own = moments.setdefault(category(event), set())
+        own |= {(event["rank"], ns) for ns in range(event["start"], event["stop"])}
+    return {name: len(own) for name, own in moments.items()}
+
+
 def summed(work, label, steps):
     """A dictionary by label of what the work of all ranks adds up to."""
     groups = {}

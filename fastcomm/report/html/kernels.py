@@ -74,7 +74,8 @@ def _rows(kernels: Kernels) -> Section:
     rows = kernels.table.slice(0, _MOST_ROWS).to_pylist()
     if not rows:
         return unknown_section("rows", title, "What takes the time is", "Work", "there is none")
-    by_category = _bars(kernels, list(kernels.by_category.items()))
+    running = kernels.running_ns
+    by_category = _bars(kernels, [(name, running[name]) for name in kernels.by_category])
     by_row = _bars(kernels, [(row["name"], row["total_ns"]) for row in rows[:_MOST_BARS]])
     more = kernels.table.num_rows - len(rows)
     drawn = Figure(
@@ -100,7 +101,8 @@ def _rows(kernels: Kernels) -> Section:
             " in all.",
         ),
         blocks=(drawn,),
-        pitfall="Times on different streams overlap: shares may add up to more than 100 %.",
+        pitfall="Times on different streams overlap: shares may add up to more than 100 %. Of a "
+        "category, it is the time in which at least one of its events runs.",
     )
 
 
