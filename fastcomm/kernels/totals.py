@@ -243,7 +243,8 @@ def _running(rank: int, work: Work, at: Ints, times: tuple[Ints, Ints]) -> pa.Ta
     parts = (kind == each for each in used)
     lengths = [intervals.union_length(*(column[own] for column in times)) for own in parts]
     ranks = np.full(len(used), rank, np.int32)
-    return pa.table([ranks, pa.array(names).take(pa.array(used)), lengths], schema=RUNNING)
+    table = pa.table([ranks, pa.array(names).take(pa.array(used)), lengths], schema=RUNNING)
+    return table.sort_by(_BY_CATEGORY)
 
 
 def _duration_table(durations: Distribution, names: pa.Array) -> pa.Table:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers import serial_streams
+from fastcomm.readers import impossible_times
 from fastcomm.readers.communication import Collectives, unused_patterns
 from fastcomm.readers.patterns import Pattern
 from fastcomm.readers.tagging import SOURCE, tag
@@ -261,7 +261,7 @@ def _notes(events: Events, collectives: Collectives, missing: Sequence[str]) -> 
 def _order_warnings(events: Events, meta: Meta) -> list[str]:
     """Return a warning about work that contradicts the order of its stream, if any."""
     has_streams = meta.format in _WITH_STREAMS and not meta.is_host_run
-    return serial_streams.warnings(events, DEVICE_KINDS) if has_streams else []
+    return impossible_times.warnings(events, DEVICE_KINDS) if has_streams else []
 
 
 def _plausible(collectives: Collectives) -> Collectives:

@@ -1,9 +1,11 @@
-"""Find device work that contradicts the order of its stream, which is serial.
+"""Find device work whose times contradict the rest of its trace.
 
 Work of a stream begins when the work before it has ended. Programmatic dependent launches let
 a successor begin some microseconds earlier, but not end earlier. Work that lasts beyond the end
 of later work of its stream has a wrong duration. Nodes of CUDA graphs are left out: what is
 recorded as their stream may be that of several branches.
+
+Work that is far from its launch, and from all else, has a wrong start.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,7 @@ _LONGEST_NAME = 80
 
 
 def warnings(events: Events, kinds: Sequence[str]) -> list[str]:
-    """Return a warning that names work with impossible durations, if there is any.
+    """Return warnings that name work with an impossible duration or start.
 
     Parameters
     ----------
@@ -34,7 +36,41 @@ def warnings(events: Events, kinds: Sequence[str]) -> list[str]:
         The kinds of device work.
 
     """
-    pairs = list(_contradictions(events, events.rows(*kinds)))
+    work = events.rows(*kinds)
+    return [*_wrong_durations(events, work), *_wrong_starts(events, work)]
+
+
+# A pause in which nothing is recorded is this much longer than all that is, and this long, in
+# ns, where a start is wrong.
+_TIMES_LONGER = 10
+_LEAST_PAUSE_NS = 1_000_000_000
+
+
+def _wrong_starts(events: Events, work: Ints) -> list[str]:
+    """Return a warning on work that a long pause, of everything, parts from its launch."""
+    if len(events) < 2:  # noqa: PLR2004
+        return []
+    at = int(np.argmax(np.diff(events.start))) + 1
+    before, end = int(events.stop[:at].max()), int(events.stop.max())
+    pause = int(events.start[at]) - before
+    recorded = before - int(events.start[0]) + end - int(events.start[at])
+    if pause < max(_LEAST_PAUSE_NS, _TIMES_LONGER * recorded):
+        return []
+    launch = events.launch_of(work)
+    parted = work[(launch >= 0) & ((launch < at) != (work < at))]
+    if not len(parted):
+        return []
+    name = events.texts[int(events.name[parted[0]])][:_LONGEST_NAME]
+    return [
+        f"{counted(len(parted), 'event')} with an impossible start: {name!r} is "
+        f"{format_ns(pause)} from its launch, and nothing else is recorded in between. "
+        "The times of its step depend on it"
+    ]
+
+
+def _wrong_durations(events: Events, work: Ints) -> list[str]:
+    """Return a warning that names work with impossible durations, if there is any."""
+    pairs = list(_contradictions(events, work))
     if not pairs:
         return []
     rows, counts = np.unique(np.concatenate(pairs), return_counts=True)

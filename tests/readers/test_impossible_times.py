@@ -1,4 +1,4 @@
-"""Test warnings about work that contradicts the order of its stream."""
+"""Test warnings about work that contradicts the order of its stream, or is far from its launch."""
 
 import re
 
@@ -96,3 +96,41 @@ def test_warnings_agree_with_the_definition(tmp_path_factory, rows):
             wanted |= {name: str(blamed.count(name)) for name in blamed}
     found = warned(tmp_path_factory.mktemp("x"), events)
     assert dict(found) == wanted if len(wanted) <= 3 else len(found) == 3
+
+
+SECOND = 1_000_000  # us
+
+
+def starts(tmp_path, *events):
+    """Warnings on impossible starts of work among two steps of 10 ms."""
+    rows = [k.mark(f"ProfilerStep#{n}", 10_000 * n, 10_000) for n in range(2)]
+    rows += [k.launch(15_000, 1), *events]
+    trace = reader.read(k.write(tmp_path / "rank0.json", rows), TraceOptions())
+    return [text for text in trace.meta.warnings if "impossible start" in text]
+
+
+@pytest.mark.parametrize("at", [5_000 * SECOND, -5_000 * SECOND])
+def test_work_far_from_its_launch_and_from_all_else_is_named(tmp_path, at):
+    (warning,) = starts(tmp_path, k.kernel("far", at, 500, correlation=1))
+    assert warning.startswith("1 event with an impossible start: 'far' is 5000 s from its launch")
+
+
+def test_work_that_waits_for_other_work_may_begin_late(tmp_path):
+    waits = [
+        k.launch(14_000, 2),
+        k.kernel("stuck", 14_010, 600 * SECOND, correlation=2),
+        k.kernel("late", 14_010 + 600 * SECOND, 500, correlation=1),
+    ]
+    assert starts(tmp_path, *waits) == []
+
+
+def test_a_pause_between_launched_works_is_no_fault(tmp_path):
+    later = 5_000 * SECOND
+    windows = [
+        k.kernel("soon", 15_010, 500, correlation=1),
+        k.mark("ProfilerStep#900", later, 10_000),
+        k.launch(later + 10, 2),
+        k.kernel("soon", later + 20, 500, correlation=2),
+    ]
+    assert starts(tmp_path, *windows) == []
+    assert starts(tmp_path, k.kernel("late", 915_000, 500, correlation=1)) == []
