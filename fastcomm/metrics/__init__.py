@@ -12,12 +12,14 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastcomm.metrics import breakdown, gaps, idle, network, spill_files, traffic
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.view import Stack, View
 from fastcomm.options import ByteKind
 from fastcomm.trace.columns import alike, filled, lookup
+from fastcomm.trace.iterations import NO_MARKS, WHOLE
 from fastcomm.trace.run import ranges, warnings_of_ranks, warnings_of_run
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
 from fastcomm.trace.trace import MISSING_DATA, Trace
@@ -255,6 +257,37 @@ def merge(partials: Iterable[Partial]) -> Partial:
         idle=_merged([part.idle for part in parts]),
         sent=_merged([part.sent for part in parts]),
     )
+
+
+_WITHOUT_STEPS = NO_MARKS.replace(
+    "the whole trace counts as one iteration",
+    "other ranks have them, so times of its steps are n/a",
+)
+
+
+def with_steps(partial: Partial) -> Partial:
+    """Leave out iterations that are whole traces, where other ranks have steps.
+
+    The mean of a step and of a whole trace would be neither.
+    """
+    whole = [note.rank for note in partial.notes if note.found_by == WHOLE]
+    timed = [note for note in partial.notes if note.steps and "times" not in note.missing]
+    if not whole or all(note.rank in whole for note in timed):
+        return partial
+    has_steps = pc.invert(pc.is_in(pc.field("rank"), pa.array(whole, pa.int64())))
+    return replace(
+        partial,
+        notes=tuple(_stepless(note) if note.rank in whole else note for note in partial.notes),
+        iterations=partial.iterations.filter(has_steps),
+        windows=partial.windows.filter(has_steps),
+        idle=None if partial.idle is None else partial.idle.filter(has_steps),
+    )
+
+
+def _stepless(note: RankNote) -> RankNote:
+    """Return the note of a rank whose whole trace is no step."""
+    texts = (_WITHOUT_STEPS if text == NO_MARKS else text for text in note.warnings)
+    return replace(note, found_by="", steps="", warnings=tuple(texts))
 
 
 def _merged(tables: list[pa.Table | None]) -> pa.Table | None:

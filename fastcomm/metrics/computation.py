@@ -19,6 +19,7 @@ from fastcomm.metrics import (
     note_warnings,
     spill_files,
     traffic,
+    with_steps,
 )
 from fastcomm.metrics.across import (
     Across,
@@ -100,6 +101,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         What is stated about nodes and their bandwidths.
 
     """
+    partial = with_steps(partial)
     material, covered = material_of(partial), _Coverage.of(partial, world_size)
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
     comparison, tables = across(material, clock_alignment, spread)
@@ -123,7 +125,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     return Metrics(
         ranks=covered.ranks,
         iterations=covered.iterations,
-        found_by=tuple(sorted({note.found_by for note in partial.notes})),
+        found_by=tuple(sorted({note.found_by for note in partial.notes if note.found_by})),
         iteration_clock=iteration_clock(partial.notes),
         outside=outside,
         bytes=byte_kind,

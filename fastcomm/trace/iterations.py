@@ -23,6 +23,10 @@ from fastcomm.units import counted, format_ns, percent
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 PERIOD, WHOLE, RANGES = "period of the collectives", "whole trace", "ranges"
+NO_MARKS = (
+    "no iteration marks (ProfilerStep#N, iteration N, Optimizer.step): the whole trace counts "
+    "as one iteration; --iteration-regex names the marks"
+)
 BY_PROFILER, BY_NAMES, BY_REGEX = "ProfilerStep#N", "names of annotations", "regex "
 PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 COMMON_NAMES = r"^(?i:iteration|iter|step)[ _:#-]*(\d+)$"
@@ -295,11 +299,7 @@ def _period(keys: Sequence[int]) -> int | None:
 
 def _whole(marks: Marks) -> Iterations:
     """Return the whole trace as one iteration, with a warning."""
-    warning = (
-        "no iteration marks (ProfilerStep#N, iteration N, Optimizer.step): the whole trace "
-        "counts as one iteration; --iteration-regex names the marks"
-    )
-    return _between(marks.span, WHOLE, warning)
+    return _between(marks.span, WHOLE, NO_MARKS)
 
 
 def _disjoint(iterations: Iterations) -> Iterations:

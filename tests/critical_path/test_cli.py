@@ -212,7 +212,7 @@ def test_a_path_with_an_idle_device_has_no_note_on_gaps(trace):
 
 
 def test_a_path_that_is_shorter_than_the_step_on_the_device_is_explained(tmp_path):
-    """The next step's mark begins 50 us after the end of this one's: a step lasts until then."""
+    """The next step's mark begins 50 us after the end of this one, which lasts until then."""
     events = [
         k.mark("ProfilerStep#0", 100, 50),
         k.launch(105, 1),

@@ -136,7 +136,8 @@ def test_marks_of_ranks_that_end_after_all_events_wait_for_the_last_of_them(tmp_
             k.all_reduce(
                 *(1, 9, 7),
                 correlation=1,
-                **{"Process_Group_Name": "0", "Process_Group_Ranks": "[0, 1]"},
+                Process_Group_Name="0",
+                Process_Group_Ranks="[0, 1]",
                 Group_size=2,
                 Seq=1,
             ),

@@ -198,3 +198,26 @@ def test_iteration_bandwidth_is_bytes_over_the_union(tmp_path):
     row = measure(tmp_path, events, link_bandwidth="1GB/s").tables["iterations"].to_pylist()[0]
     assert row["iteration_bw"] == pytest.approx(8000 / 15e-6)
     assert row["iteration_util"] == pytest.approx(8000 / 15e-6 / 1e9)
+
+
+def test_a_rank_without_marks_among_marked_ones_has_no_steps(tmp_path):
+    """Rank 1 does half of rank 0's work; its whole trace is no step."""
+    for rank in (0, 1):
+        marks = [k.mark(f"ProfilerStep#{n}", 100 * n, 100) for n in range(4)]
+        works = [k.kernel("gemm", 100 * n, 60 - 30 * rank) for n in range(4)]
+        k.write(
+            tmp_path / f"rank{rank}.json",
+            works if rank else [*marks, *works],
+            rank=rank,
+            world=2,
+        )
+    run = open_run(tmp_path)
+    metrics = compute_metrics(run, MetricsOptions())
+    assert (metrics.iterations, metrics.iteration.mean_ns) == (4, 100_000)
+    assert metrics.breakdown.exact["compute"] == 0.6
+    assert [rank.rank for rank in metrics.by_rank] == [0]
+    (warning,) = [text for text in metrics.warnings if "no iteration marks" in text]
+    assert warning.startswith("rank 1: ")
+    assert "other ranks have them, so times of its steps are n/a" in warning
+    alone = compute_metrics(open_run(tmp_path / "rank1.json"), MetricsOptions())
+    assert alone.iterations == 1

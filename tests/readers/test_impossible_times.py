@@ -1,4 +1,4 @@
-"""Test warnings about work that contradicts the order of its stream, or is far from its launch."""
+"""Test warnings about work whose times contradict those of its stream, or of its launch."""
 
 import re
 
@@ -112,7 +112,9 @@ def starts(tmp_path, *events):
 @pytest.mark.parametrize("at", [5_000 * SECOND, -5_000 * SECOND])
 def test_work_far_from_its_launch_and_from_all_else_is_named(tmp_path, at):
     (warning,) = starts(tmp_path, k.kernel("far", at, 500, correlation=1))
-    assert warning.startswith("1 event with an impossible start: 'far' is 5000 s from its launch")
+    assert warning.startswith(
+        "1 event with an impossible start: 'far' is 5000 s from its launch"
+    )
 
 
 def test_work_that_waits_for_other_work_may_begin_late(tmp_path):

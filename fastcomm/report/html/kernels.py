@@ -101,8 +101,8 @@ def _rows(kernels: Kernels) -> Section:
             " in all.",
         ),
         blocks=(drawn,),
-        pitfall="Times on different streams overlap: shares may add up to more than 100 %. Of a "
-        "category, it is the time in which at least one of its events runs.",
+        pitfall="Times on different streams overlap: shares may add up to more than 100 %. The "
+        "time of a category is that in which at least one of its events runs.",
     )
 
 
