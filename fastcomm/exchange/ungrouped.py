@@ -103,20 +103,30 @@ def places(reference: Stream, own: Stream) -> Ints | Refusal:
     )
     apart = reference.tolerance_ns
     place = nearest((reference_code, reference.stop), (own_code, own.stop - ahead), apart)
-    if not _is_one_sequence(place, len(reference)):
+    if not _is_one_sequence(place, _comparable(reference, own)):
         return "ends" if np.array_equal(np.sort(reference_code), np.sort(own_code)) else "order"
     return place if _agree(reference, own, place) else "ends"
 
 
-def _is_one_sequence(place: Ints, length: int) -> bool:
+def _comparable(first: Stream, second: Stream) -> tuple[int, int]:
+    """Return how many collectives of each stream the other may have, by the numbers of steps."""
+    steps = first.step, second.step
+    if any((step == NULL).any() for step in steps):
+        return len(first), len(second)
+    shared = np.intersect1d(*steps)
+    return int(np.isin(first.step, shared).sum()), int(np.isin(second.step, shared).sum())
+
+
+def _is_one_sequence(place: Ints, lengths: tuple[int, int]) -> bool:
     """Return whether two sequences of collectives may be parts of one.
 
     Enough has to be common, in equal order, and only one of the two may lack items in the
-    common part. `place` is the index in the other sequence of each item, or NONE; `length` is
-    the number of items there.
+    common part. `place` is the index in the other sequence of each item, or NONE; `lengths` are
+    the numbers of items of both that can be common.
     """
-    common, lengths = np.flatnonzero(place != NONE), sorted((len(place), length))
-    least = max(share * count for share, count in zip(_LEAST_COMMON, lengths, strict=True))
+    common = np.flatnonzero(place != NONE)
+    counts = zip(_LEAST_COMMON, sorted(lengths), strict=True)
+    least = max(share * count for share, count in counts)
     if len(common) < max(LEAST, least):
         return False
     matched = place[common]

@@ -55,6 +55,18 @@ def test_a_step_that_is_shifted_is_not_matched():
     assert why(events) == (["ends"], 0)
 
 
+def test_windows_of_numbered_steps_are_compared_where_both_have_steps():
+    """Rank 0 records steps 0 to 5, rank 1 steps 4 to 9: a third of each is common."""
+    events = regular(ranks=2, count=40)
+    for event in events:
+        event.iteration = event.true // 4
+    windows = [e for e in events if e.iteration in range(4 * e.rank, 4 * e.rank + 6)]
+    assert why(windows) == ([], 16)
+    for event in windows:
+        event.iteration -= 4 * event.rank
+    assert why(windows)[1] == 0
+
+
 def test_ends_that_differ_are_not_matched():
     noise = np.random.default_rng(1)
     assert why(regular(late=lambda *_: int(noise.integers(0, 2 * MS))))[0] == ["ends"]
