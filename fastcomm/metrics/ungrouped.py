@@ -71,21 +71,26 @@ class Ungrouped:
 
     @property
     def matched(self) -> int:
-        """Number of matched events."""
-        return int(self.runs[3].sum())
+        """Number of events that were matched with that of another rank."""
+        ranks = self._ranks_of()
+        return int(ranks[ranks > 1].sum())
+
+    def _ranks_of(self) -> Ints:
+        """Return the number of ranks of each collective, by its number."""
+        first, rows = self.runs[2], self.runs[3]
+        change = np.zeros(int((first + rows).max(initial=0)) + 1, np.int64)
+        np.add.at(change, first, 1)
+        np.add.at(change, first + rows, -1)
+        return np.cumsum(change[:-1])
 
     def spans(self) -> list[range]:
         """Divide the collectives into ranges of numbers, each small enough for memory."""
-        first, rows = self.runs[2], self.runs[3]
-        if not len(rows):
+        ranks = self._ranks_of()
+        if not len(ranks):
             return []
-        last = int((first + rows).max())
-        change = np.zeros(last + 1, np.int64)
-        np.add.at(change, first, 1)
-        np.add.at(change, first + rows, -1)
-        total = np.append(0, np.cumsum(np.cumsum(change[:-1])))
+        total = np.append(0, np.cumsum(ranks))
         cuts = np.searchsorted(total, np.arange(0, total[-1], _ROWS), side="left")
-        return [range(a, b) for a, b in pairwise(np.unique([*cuts, last]).tolist())]
+        return [range(a, b) for a, b in pairwise(np.unique([*cuts, len(ranks)]).tolist())]
 
     def read(
         self, batches: Sequence[EventBatch], span: range, names: Sequence[str]
