@@ -32,6 +32,7 @@ from fastcomm.trace.events import enclosing
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
+from fastcomm.units import counted
 from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 _WORLD = "default_pg"  # the group of all ranks
@@ -82,6 +83,11 @@ def scan(
     packets = read_packets(path, selection, allow_truncated=allow_truncated)
     events = timeline(packets, selection)
     scanned = events.scanned
+    if not scanned.event_count and events.open_slices:
+        raise TraceFileError(
+            f"{path}: none of {counted(events.open_slices, 'slice')} has an end: the file has "
+            "too little of the recording. Record it anew"
+        )
     if not scanned.event_count:
         raise TraceFileError(
             f"{path}: a Perfetto trace without events of a training job: no slice and no stage "

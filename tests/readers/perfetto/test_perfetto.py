@@ -216,10 +216,22 @@ def test_files_of_rocprofv3_are_numbered_by_process(tmp_path):
     assert any("order of the process numbers" in text for text in run.warnings)
 
 
+def begun():
+    """Two slices of which no end is recorded."""
+    writer = Writer()
+    writer.start()
+    writer.process(1, 77)
+    writer.thread(2, 1, 77, 78)
+    for time in (10**18 + 1, 10**18 + 2):
+        writer.begin(time, 2, "aten::mm", "cpu_op")
+    return writer.text()
+
+
 ANDROID = b"".join(one(1, message((8, n), (1, b"ftrace"))) for n in range(50))
 # Content of a file, and what the message says besides its name.
 FAULTS = {
     "Android": (ANDROID, "a Perfetto trace without events of a training job"),
+    "no end": (begun(), "none of 2 slices has an end"),
     "random bytes": (b"\x0a" + bytes(range(40, 240)), "byte"),
     "length past the end": (a_rank() + b"\x0a\xff\x7f1234", "truncated: the file ends at byte"),
     "cut": (a_rank()[:-3], "truncated: the file ends at byte"),
