@@ -109,7 +109,7 @@ def places(reference: Stream, own: Stream) -> Ints | Refusal:
 
 
 def _comparable(first: Stream, second: Stream) -> tuple[int, int]:
-    """Return how many collectives of each stream the other may have, by the numbers of steps."""
+    """Return how many collectives of each stream the other may have, by numbers of steps."""
     steps = first.step, second.step
     if any((step == NULL).any() for step in steps):
         return len(first), len(second)

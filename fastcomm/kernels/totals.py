@@ -240,7 +240,7 @@ def _running(rank: int, work: Work, at: Ints, times: tuple[Ints, Ints]) -> pa.Ta
     kind, names = work.categories
     kind = kind[at]
     used = np.flatnonzero(np.bincount(kind, minlength=len(names)))
-    parts = (kind == each for each in used)
+    parts = (kind == code for code in used)
     lengths = [intervals.union_length(*(column[own] for column in times)) for own in parts]
     ranks = np.full(len(used), rank, np.int32)
     table = pa.table([ranks, pa.array(names).take(pa.array(used)), lengths], schema=RUNNING)
