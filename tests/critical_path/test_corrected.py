@@ -251,6 +251,24 @@ def test_without_sync_events_a_blocking_call_waits_for_what_ends_inside_it(path_
     assert too_late.graph.counts()["inferred"] == 0
 
 
+def test_a_call_does_not_wait_for_work_that_another_thread_launches_meanwhile(path_of):
+    events = [
+        call("cudaLaunchKernel", 0, 5, 1),
+        work("awaited", 10, 30, 1),
+        call("cudaDeviceSynchronize", 6, 60),
+        call("cudaLaunchKernel", 20, 5, 2, tid=2),
+        work("other", 36, 19, 2, stream=8),
+        op("after", 66, 10),
+    ]
+    found = path_of(*events)
+    assert found.graph.counts()["inferred"] == 1
+    assert steps(found)[-3:] == [
+        ("gpu_compute_bound", 30, "awaited"),
+        ("sync_wait", 26, None),
+        ("cpu_bound", 10, "after"),
+    ]
+
+
 def test_equal_stream_numbers_of_two_devices_are_different_streams(path_of):
     events = [
         call("cudaLaunchKernel", 0, 2, 1),
