@@ -91,7 +91,7 @@ def find_collectives(
     alone = sizes_of_operations(operations, communicators)
     marked = marks.around(nccl.calls.at(operations.row))
     parts = sizes_of_parts(operations, alone, communicators, marked)
-    kernels = _KernelOperations.of(matched, alone, parts, numbers(operations))
+    kernels = _KernelOperations.of(matched, alone, parts, numbers(operations, communicators))
     is_copy = events.kind[rows] != KIND["kernel"]
     op = _operations(kernels.op, marks.around(points), name, names)
     group, groups = _groups(kernels.communicator, events.more["stream"][rows], communicators)
@@ -236,11 +236,12 @@ class _KernelOperations:
         self.communicator[kernel] = self.seq[kernel] = NULL
 
 
-def numbers(operations: NcclOperations) -> Ints:
+def numbers(operations: NcclOperations, communicators: Mapping[int, Communicator]) -> Ints:
     """Return the number of each part among those of its communicator and operation.
 
-    Parts are numbered from 0 in their order; NULL where the communicator is unknown. Parts are
-    the runs of `operations.part`.
+    Parts are numbered from 0 in their order; NULL where the communicator is unknown, or was
+    created before the capture: another rank's capture may have begun elsewhere. Parts are the
+    runs of `operations.part`.
     """
     _, first = np.unique(operations.part, return_index=True)
     numbers = np.zeros(len(first), np.int64)
@@ -250,8 +251,13 @@ def numbers(operations: NcclOperations) -> Ints:
         sorted_group = group[order]
         begins = np.searchsorted(sorted_group, sorted_group)
         numbers[order] = np.arange(len(order)) - begins
-    unknown = operations.communicator[first] == NULL
-    return np.where(unknown, NULL, numbers)
+    communicator = operations.communicator[first]
+    created = [
+        bits
+        for bits in np.unique(communicator).tolist()
+        if (own := communicators.get(unsigned(bits))) is not None and own.rank is not None
+    ]
+    return np.where(np.isin(communicator, created), numbers, NULL)
 
 
 def _operations(
