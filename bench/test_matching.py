@@ -52,6 +52,7 @@ def test_matched_messages(bar):
         seq=unknown,
         size=unknown,
         stop=(np.tile(at, 2) + numbers.integers(0, 20_000, 2 * len(call)))[rows],
+        step=unknown,
     )
     whole = np.bincount(rows % len(call)) == 2
     assert match_messages(messages).count == whole.sum()

@@ -248,6 +248,7 @@ def message_participants(events: CommunicationEvents, rows: Ints, ahead: Ints) -
             seq=events.seq[rows],
             size=events.payload_bytes[rows],
             stop=events.stop[rows] - ahead[rows],
+            step=events.step[rows],
         )
     )
     matched = np.flatnonzero(matches.instance != NONE)

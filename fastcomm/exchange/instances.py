@@ -143,6 +143,7 @@ class RunCommunication:
     columns: Mapping[str, Ints]  # of `schema.COMM`; `rank`; `place` of the group in `labels`
     partners: pa.Table
     group: Ints  # per row: label, equal on all ranks; NULL if its members are unknown
+    steps: Ints  # per row: number of the step, the same on all ranks; NULL if unknown
     labels: tuple[str, ...]
     sizes: Ints  # number of ranks per group, as `labels`
     directed: Ints  # rows of messages with known sender and receiver
@@ -178,6 +179,7 @@ class RunCommunication:
             columns=columns,
             partners=table.select(_PARTNERS).combine_chunks(),
             group=group,
+            steps=steps,
             labels=tuple(
                 str(row["description"] or row["name"] or tuple(row["ranks"] or ()))
                 for row in rows
@@ -340,6 +342,7 @@ class RunCommunication:
             seq=seq,
             size=np.where(sides.is_only, payload, NULL),
             stop=stop - clocks.offset_by_row(rank, ahead),
+            step=self.steps[row],
         )
 
     def _in_order(

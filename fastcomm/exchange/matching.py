@@ -263,6 +263,7 @@ class Messages:
     seq: Ints  # NULL if unknown; may differ between the sides
     size: Ints  # bytes of this message; NULL if unknown
     stop: Ints  # ns, on aligned clocks as far as offsets are known
+    step: Ints  # number of its mark, the same on all ranks; NULL if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +365,7 @@ class _Routes:
     seq: Ints
     size: Ints
     stop: Ints
+    step: Ints
     begin: Ints  # first row of each route
     sent: Ints  # number of sending rows per route
     received: Ints
@@ -378,8 +380,10 @@ class _Routes:
         row = np.lexsort((messages.stop, ~is_send, route, messages.group))
         begin = edges(route[row], messages.group[row])
         sent = np.add.reduceat(is_send[row].astype(np.int64), begin)
-        columns = (messages.seq[row], messages.size[row], messages.stop[row])
-        return cls(row, *columns, begin, sent, lengths(begin, len(row)) - sent)
+        names = ("seq", "size", "stop", "step")
+        columns = {name: getattr(messages, name)[row] for name in names}
+        received = lengths(begin, len(row)) - sent
+        return cls(row=row, **columns, begin=begin, sent=sent, received=received)
 
     def complete(self) -> tuple[Flags, Ints, Ints]:
         """Match the messages of each route whose two sides have equal messages.
@@ -430,12 +434,17 @@ class _Routes:
         rows, first = np.append(sent_rows, received_rows), np.array([0, len(sent_rows)])
         size = self.size[rows]
         _, code = np.unique(size, return_inverse=True)
-        no_code, no_step = np.zeros(len(rows), np.int64), np.full(len(rows), NULL)
+        no_code = np.zeros(len(rows), np.int64)
         for codes in (no_code if (size == NULL).any() else code, no_code):
-            place, missing = align_by_order(Items(codes, self.stop[rows], no_step), first)
+            items = Items(codes, self.stop[rows], self.step[rows])
+            place, missing = align_by_order(items, first)
             if not missing:
                 break
-        own, other = place[: len(sent_rows)], place[len(sent_rows) :]
-        received_rows, other = received_rows[other != NONE], other[other != NONE]
-        _, sent, received = np.intersect1d(own, other, assume_unique=True, return_indices=True)
-        return sent_rows[sent], received_rows[received]
+        is_sent = np.arange(len(rows)) < len(sent_rows)
+        sent_rows, received_rows = (
+            np.flatnonzero(side & (place != NONE)) for side in (is_sent, ~is_sent)
+        )
+        _, sent, received = np.intersect1d(
+            place[sent_rows], place[received_rows], assume_unique=True, return_indices=True
+        )
+        return rows[sent_rows[sent]], rows[received_rows[received]]

@@ -349,15 +349,70 @@ def _is_right(common: Items, own: Items, place: Ints, repeats: Repeats) -> bool:
 
 
 def _by_place_or_ends(common: Items, own: Items, _: Repeats) -> _Alignment:
-    """Align by order if all codes are equal, else by ends."""
-    if np.array_equal(own.code, common.code) and _have_equal_steps(common, own):
+    """Align by numbers of steps, else where ends agree, else by order of equal codes."""
+    is_numbered = _share_steps(common, own)
+    if not is_numbered and not (NULL in own.step or NULL in common.step):
+        return None  # no step in common
+    if is_numbered and _are_contradictory(common, own, offset(common, own)):
+        own, is_numbered = own._replace(step=np.full_like(own.step, NULL)), False
+    if not is_numbered and (place := _at_once(common, own)) is not None:
+        return _filled(place, common.code, own.code), own.stop
+    has_order = np.array_equal(own.code, common.code)
+    aheads = None if is_numbered else _aheads_by_ends(common, own)
+    if has_order and is_numbered and _have_equal_steps(common, own):
+        return np.arange(len(own.code)), own.stop
+    if has_order and not is_numbered and aheads is None:
         return _by_place(common, own), own.stop
-    for apart, is_shifted in ((NEAR_NS, False), (NEAR_NS, True), (_FAR_NS, False)):
-        shifted = own.earlier(offset(common, own) if is_shifted else 0)
-        place = _aligned(common, shifted, apart)
-        if place is not None:
+    ways = [(NEAR_NS, 0), (NEAR_NS, offset(common, own)), (_FAR_NS, 0)]
+    if is_numbered:
+        ways = [ways[1], ways[2]]
+    elif aheads is not None:
+        ways = [(NEAR_NS, ahead) for ahead in aheads]
+    are_parts = is_numbered or aheads is not None
+    for apart, ahead in ways:
+        shifted = own.earlier(ahead)
+        place = (_aligned_parts if are_parts else _aligned)(common, shifted, apart)
+        if place is not None and _are_in_equal_steps(common, own, place):
             return _filled(place, common.code, own.code), shifted.stop
     return None
+
+
+def _share_steps(common: Items, own: Items) -> bool:
+    """Whether any numbered step has items of both."""
+    is_known = own.step != NULL
+    return bool(is_known.any() and np.isin(own.step[is_known], common.step).any())
+
+
+def _at_once(common: Items, own: Items) -> Ints | None:
+    """Return the places of a rank whose ends agree closely on this clock; else None."""
+    place = _aligned(common, own, NEAR_NS)
+    if place is None:
+        return None
+    rows = np.flatnonzero(place != NONE)
+    apart = spread_of(own.stop[rows] - common.stop[place[rows]])
+    return place if len(rows) >= MOST_AGREE * len(place) and apart <= _SURE_NS else None
+
+
+def _aheads_by_ends(common: Items, own: Items) -> list[int] | None:
+    """Return how far a clock is ahead, in ns, where ends agree that may differ by `NEAR_NS`.
+
+    None if they agree nowhere; empty if they agree in several places, and clocks do not tell.
+    """
+    later, spread = _shifted(common, own)
+    if not (spread <= NEAR_NS).any():
+        return None
+    best, near = int(np.argmin(spread)), int(np.argmin(np.abs(later)))
+    least = _BETTER * max(int(spread[best]), _NOISE_NS)
+    if len(later) == 1 or least <= int(np.delete(spread, best).min()):
+        return [int(later[best])]
+    is_near = spread[near] < least and _is_near(int(later[near]), np.delete(later, near))
+    return [int(later[near])] if is_near else []
+
+
+def _are_in_equal_steps(common: Items, own: Items, place: Ints) -> bool:
+    """Whether most items at these places have the same step, as far as steps are known."""
+    rows = np.flatnonzero(place != NONE)
+    return _have_equal_steps(common.of(place[rows]), own.of(rows))
 
 
 def _have_equal_steps(common: Items, own: Items) -> bool:

@@ -82,6 +82,7 @@ class MatchCounts(NamedTuple):
     incomplete: int  # collectives that some member lacks
     refused: int  # collectives left out as sizes, roots or ids of members differ
     unlike: int  # matched by number though ids differ in all of the group
+    alone: int  # sides of messages whose other side has a rank that was read, but no match
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,6 +306,7 @@ def match_events(
         incomplete=int((~completeness.is_complete).sum()),
         refused=int(matches.refused.max(initial=NONE)) + 1,
         unlike=matches.unlike,
+        alone=int(np.isin(events.partner[sides], events.rank).sum()) - len(messages.row),
     )
     applied = row_offsets if clocks.is_aligned else np.zeros_like(row_offsets)
     return MatchedEvents.of(events, participants, applied), counts, completeness.ranks
@@ -389,6 +391,12 @@ def _note(counts: MatchCounts, ungrouped_: Ungrouped) -> str | None:
             "ranks recorded no step in common, or their sequences contradict each other in "
             "steps or ends, or repeat themselves, so that several places fit; sequence numbers "
             "or steps that all ranks record would tell"
+        )
+    if counts.alone:
+        notes.append(
+            f"{counted(counts.alone, 'side')} of messages not matched with the other side: the "
+            "ranks recorded different steps, events are lost, or messages repeat themselves, "
+            "so that several places fit; numbered steps would tell."
         )
     return " ".join(note for note in notes if note) or None
 

@@ -1,5 +1,6 @@
 """Test waits across ranks against the definition, for every operation."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import networkx
@@ -91,6 +92,15 @@ def jobs(draw):
     return clock.rows
 
 
+def numbers(rows):
+    """The number of each row with communication among those of its operation, and the row."""
+    seen = Counter()
+    for k, row in enumerate(rows):
+        if row.op:
+            yield seen[row.op], k
+            seen[row.op] += 1
+
+
 def trace(rank, rows):
     """The rows of a rank as a trace, all on one stream."""
     comm = [k for k, row in enumerate(rows) if row.op]
@@ -129,9 +139,11 @@ def trace(rank, rows):
                 "root": [NAMED.get(rows[k].root) for k in comm],
                 "sends_to": ranks("sends"),
                 "receives_from": ranks("receives"),
+                # Sequences of a few ns look alike everywhere: numbers tell what is one.
+                "seq": [None if rows[k].op == "SendRecv" else n for n, k in numbers(rows)],
                 **{
                     name: [None] * len(comm)
-                    for name in ("stream", "seq", "msg_bytes", "payload_bytes", "bus_bytes")
+                    for name in ("stream", "msg_bytes", "payload_bytes", "bus_bytes")
                 },
             },
             schema.COMM,

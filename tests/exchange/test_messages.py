@@ -58,7 +58,8 @@ def messages_of(found):
 
     is_send = np.array([side.is_send for side in found], np.bool_)
     names = ("rank", "peer", "group", "seq", "size", "stop")
-    return Messages(is_send=is_send, **{name: column(name) for name in names})
+    unknown = np.full(len(found), NULL)
+    return Messages(is_send=is_send, step=unknown, **{name: column(name) for name in names})
 
 
 def check(found, order):
@@ -177,8 +178,14 @@ def test_a_late_message_is_matched_between_its_neighbors():
 
 def test_a_side_that_lacks_most_messages_is_not_matched():
     many = [(k, 10**6 * k) for k in range(200)]
-    found = route(many, many[:9])
+    found = route(many, many[::22])
     assert match_messages(messages_of(found)).count == 0
+
+
+def test_a_side_that_was_recorded_for_a_shorter_time_is_matched_there():
+    many = [(k, 10**6 * k) for k in range(200)]
+    for part in (many[:9], many[90:120]):
+        check(route(many, part), random.Random(0))
 
 
 def test_numbers_shared_with_other_messages_are_ignored():

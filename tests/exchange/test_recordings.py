@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from builders.matching_columns import matched_places
 
+from fastcomm.exchange.matching import Messages, match_messages
 from fastcomm_kernels.arrays import NULL
 
 STEP, CALLS = 10_000_000, 20  # ns, calls a step
@@ -89,3 +90,43 @@ def test_with_other_clocks_they_are_refused_or_the_ends_decide(jitter, ahead):
         own = [steps - steps[0] for _, _, steps in ranks]
         found = matched_places([stop for _, stop, _ in ranks], own)
         assert all(ranks[0][0][a] == ranks[1][0][b] for a, b in found)
+
+
+def sides(ranks, marks):
+    """Messages of rank 0 to rank 1, from what either recorded."""
+    call, stop, step = (np.concatenate(column) for column in zip(*ranks, strict=True))
+    unknown = np.full(len(stop), NULL)
+    rank = np.repeat([0, 1], [len(own[0]) for own in ranks])
+    return call, Messages(
+        rank=rank,
+        peer=1 - rank,
+        is_send=rank == 0,
+        group=np.zeros(len(rank), np.int64),
+        seq=unknown,
+        size=unknown,
+        stop=stop,
+        step=step if marks else unknown,
+    )
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("jitter", [0, 0.01, 0.1])
+@pytest.mark.parametrize("ahead", [0, 3_000, -7_300_000, 10**12])
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("noise", [0, 20_000])
+def test_no_message_is_matched_with_that_of_another_step(windows, jitter, ahead, marks, noise):
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        ends, step = job(jitter, seed, irregular=seed / 2)
+        ends = np.sort(ends)  # messages keep their order
+        ranks = [
+            recorded(ends, step, *window, clock, late, random)
+            for window, clock, late in zip(windows, (0, ahead), (0, noise), strict=True)
+        ]
+        np.maximum.accumulate(ranks[1][1], out=ranks[1][1])
+        call, messages = sides(ranks, marks)
+        found = match_messages(messages)
+        sender, receiver = found.pairs(messages.is_send)
+        assert (call[sender] == call[receiver]).all()
+        if marks:
+            assert found.count == len(set(ranks[0][0].tolist()) & set(ranks[1][0].tolist()))
