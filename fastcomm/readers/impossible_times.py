@@ -48,9 +48,10 @@ _LEAST_PAUSE_NS = 1_000_000_000
 
 def _wrong_starts(events: Events, work: Ints) -> list[str]:
     """Return a warning on work that a long pause, of everything, parts from its launch."""
-    if len(events) < 2:  # noqa: PLR2004
+    gaps = np.diff(events.start)
+    if gaps.max(initial=0) < _LEAST_PAUSE_NS:  # no pause is longer
         return []
-    at = int(np.argmax(np.diff(events.start))) + 1
+    at = int(np.argmax(gaps)) + 1
     before, end = int(events.stop[:at].max()), int(events.stop.max())
     pause = int(events.start[at]) - before
     recorded = before - int(events.start[0]) + end - int(events.start[at])

@@ -26,6 +26,12 @@ def recorded(ends, step, first, last, ahead, noise, random):
     return np.flatnonzero(own), ends[own] + ahead + late, step[own]
 
 
+def both(ends, step, windows, ahead, noises, random):
+    """What two ranks recorded, of which the second's clock is ahead."""
+    ways = zip(windows, (0, ahead), noises, strict=True)
+    return [recorded(ends, step, *window, *way, random) for window, *way in ways]
+
+
 WINDOWS = [
     *(((10, 15), (12, 17)), ((10, 15), (10, 15)), ((8, 15), (11, 13)), ((2, 7), (9, 14))),
     *(((12, 15), (9, 19)), ((3, 5), (1, 19))),
@@ -41,10 +47,7 @@ def test_no_call_is_matched_with_that_of_another_step(windows, jitter, ahead, ma
     for seed in range(4):
         random = np.random.default_rng(seed)
         ends, step = job(jitter, seed, irregular=seed / 2)
-        ranks = [
-            recorded(ends, step, *window, clock, noise, random)
-            for window, clock in zip(windows, (0, ahead), strict=True)
-        ]
+        ranks = both(ends, step, windows, ahead, (noise, noise), random)
         known = [steps if marks else np.full(len(steps), NULL) for _, _, steps in ranks]
         found = matched_places([stop for _, stop, _ in ranks], known)
         pairs = [(ranks[0][0][a], ranks[1][0][b]) for a, b in found]
@@ -66,10 +69,7 @@ def test_numbers_that_ranks_count_from_their_own_start_are_no_evidence(
         random = np.random.default_rng(seed)
         ends, step = job(jitter, seed, irregular=seed / 2)
         windows = ((8, 13), (8 + shift, 13 + shift))
-        ranks = [
-            recorded(ends, step, *window, clock, noise, random)
-            for window, clock in zip(windows, (0, ahead), strict=True)
-        ]
+        ranks = both(ends, step, windows, ahead, (noise, noise), random)
         own = [steps - steps[0] for _, _, steps in ranks]
         found = matched_places([stop for _, stop, _ in ranks], own)
         pairs = [(ranks[0][0][a], ranks[1][0][b]) for a, b in found]
@@ -83,10 +83,7 @@ def test_with_other_clocks_they_are_refused_or_the_ends_decide(jitter, ahead):
     for seed in range(4):
         random = np.random.default_rng(seed)
         ends, step = job(jitter, seed, irregular=seed / 2)
-        ranks = [
-            recorded(ends, step, *window, clock, 0, random)
-            for window, clock in (((8, 13), 0), ((10, 15), ahead))
-        ]
+        ranks = both(ends, step, ((8, 13), (10, 15)), ahead, (0, 0), random)
         own = [steps - steps[0] for _, _, steps in ranks]
         found = matched_places([stop for _, stop, _ in ranks], own)
         assert all(ranks[0][0][a] == ranks[1][0][b] for a, b in found)
@@ -119,10 +116,7 @@ def test_no_message_is_matched_with_that_of_another_step(windows, jitter, ahead,
         random = np.random.default_rng(seed)
         ends, step = job(jitter, seed, irregular=seed / 2)
         ends = np.sort(ends)  # messages keep their order
-        ranks = [
-            recorded(ends, step, *window, clock, late, random)
-            for window, clock, late in zip(windows, (0, ahead), (0, noise), strict=True)
-        ]
+        ranks = both(ends, step, windows, ahead, (0, noise), random)
         np.maximum.accumulate(ranks[1][1], out=ranks[1][1])
         call, messages = sides(ranks, marks)
         found = match_messages(messages)
