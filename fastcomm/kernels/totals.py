@@ -38,8 +38,8 @@ ROWS = pa.schema(
     + [(name, _INT) for name in ("count", "total_ns", "min_ns", "max_ns")]
     + [(name, _FLOAT) for name in COSTS]  # 0 where FLOPs are unknown
 )
-# The time in which at least one event of a category runs, on any stream.
 _BY_CATEGORY = [("rank", "ascending"), ("category", "ascending")]
+# The time in which at least one event of a category runs, on any stream.
 RUNNING = pa.schema([("rank", pa.int32()), ("category", _TEXT), ("running_ns", _INT)])
 _ORDER = [("rank", "ascending"), ("name", "ascending"), ("category", "ascending")]
 DURATIONS = pa.schema([("name", _TEXT), ("bucket", _INT), ("number", _INT)])
