@@ -173,7 +173,7 @@ class Repeats:
     @cached_property
     def _others(self) -> tuple[Ints, Ints]:
         """How much later each other place is, and how far ends deviate there, ns."""
-        later, spread = _shifted(self._items, self._items)
+        later, spread, _ = _shifted(self._items, self._items)
         is_other = later != 0
         return later[is_other], spread[is_other]
 
@@ -214,14 +214,15 @@ def _is_near(ahead: int, others: Ints) -> bool:
     return _BETTER * abs(ahead) <= int(np.abs(others).min())
 
 
-def _shifted(common: Items, own: Items) -> tuple[Ints, Ints]:
+def _shifted(common: Items, own: Items) -> tuple[Ints, Ints, Ints]:
     """Compare two sequences at each shift by some items at which their codes are equal.
 
     Returns
     -------
-    tuple of two Ints
+    tuple of three Ints
         How far the second clock is ahead of the first, and the usual deviation from that, ns;
-        an element per shift. At least half of the shorter sequence has to overlap.
+        how many items overlap; an element per shift. At least half of the shorter sequence has
+        to overlap.
 
     """
     (code, stop, _), (own_code, own_stop, _) = (
@@ -241,7 +242,7 @@ def _shifted(common: Items, own: Items) -> tuple[Ints, Ints]:
         shift, first, last = shift[is_alike], first[is_alike], last[is_alike]
     late = own_stop[row[is_alike]] - stop[place[is_alike]]
     middle = np.median(late, axis=1).astype(np.int64) if len(late) else np.empty(0, np.int64)
-    return middle, spread_of(late - middle[:, None])
+    return middle, spread_of(late - middle[:, None]), last - first
 
 
 def _aheads(common: Items, own: Items) -> list[int]:
@@ -251,7 +252,7 @@ def _aheads(common: Items, own: Items) -> list[int]:
     """
     if len(_pairs_by_step(common, own)[0]):
         return [offset(common, own)]
-    later, spread = _shifted(common, own)
+    later, spread, _ = _shifted(common, own)
     if not len(later):  # items are missing in between
         return [offset(common, own), 0]
     best, near = int(np.argmin(spread)), int(np.argmin(np.abs(later)))
@@ -270,7 +271,7 @@ def _are_contradictory(common: Items, own: Items, ahead: int) -> bool:
     """
     if abs(ahead) <= _NEAR_CLOCKS_NS or not len(_pairs_by_step(common, own)[0]):
         return False
-    later, spread = _shifted(common, own)
+    later, spread, _ = _shifted(common, own)
     if len(later) < 2:  # noqa: PLR2004
         return False
     here = int(np.argmin(np.abs(later - ahead)))
@@ -384,22 +385,31 @@ def _share_steps(common: Items, own: Items) -> bool:
 
 
 def _at_once(common: Items, own: Items) -> Ints | None:
-    """Return the places of a rank whose ends agree closely on this clock; else None."""
+    """Return the places of a rank most of whose ends agree on this clock; else None.
+
+    None as well where ends agree much better elsewhere, unless they agree closely here.
+    """
     place = _aligned(common, own, NEAR_NS)
     if place is None:
         return None
     rows = np.flatnonzero(place != NONE)
-    apart = spread_of(own.stop[rows] - common.stop[place[rows]])
-    return place if len(rows) >= MOST_AGREE * len(place) and apart <= _SURE_NS else None
+    if len(rows) < MOST_AGREE * len(place):
+        return None
+    apart = int(spread_of(own.stop[rows] - common.stop[place[rows]]))
+    if apart <= _SURE_NS:
+        return place
+    _, elsewhere, _ = _shifted(common, own)
+    return None if (_BETTER * elsewhere <= apart).any() else place
 
 
 def _aheads_by_ends(common: Items, own: Items) -> list[int] | None:
     """Return how far a clock is ahead, in ns, where ends agree that may differ by `NEAR_NS`.
 
-    None if they agree nowhere; empty if they agree in several places, and clocks do not tell.
+    None if they agree nowhere, or too few for that not to be by chance; empty if they agree in
+    several places, and clocks do not tell.
     """
-    later, spread = _shifted(common, own)
-    if not (spread <= NEAR_NS).any():
+    later, spread, count = _shifted(common, own)
+    if not (spread <= np.where(count < _FEW, _SURE_NS, NEAR_NS)).any():
         return None
     best, near = int(np.argmin(spread)), int(np.argmin(np.abs(later)))
     least = _BETTER * max(int(spread[best]), _NOISE_NS)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from oracles import matching as oracle
 
 from fastcomm.exchange.matching import CollectiveCalls, match
+from fastcomm.exchange.sequences import Items, align_by_order
 from fastcomm.trace import schema
 from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels import matching
@@ -218,6 +219,38 @@ def test_a_root_may_finish_long_before_the_others(events, seed):
             series = event.rank, event.op
             event.stop = last[series] = max(event.stop, last.get(series, -(10**15)) + 1)
     check(oracle.in_place(events))
+
+
+@pytest.mark.parametrize(
+    ("ends", "places"),
+    [
+        pytest.param(
+            [
+                (20.6, 42.6, 115.9, 323.1, 337.2, 382.5),
+                (181.6, 181.7, 208.0, 295.1, 431.8, 545.9),
+                (110.8, 110.9, 116.8, 358.3, 380.9, 454.3),
+            ],
+            [range(6), range(6), range(6)],
+            id="complete",
+        ),
+        pytest.param(
+            [
+                (34.3, 65.8, 88.5, 109.7, 144.3, 166.9, 197.1, 229.3, 251.0),
+                (65.66, 109.39, 144.13, 166.69, 197.32, 229.34, 250.95),
+            ],
+            [range(9), (1, 3, 4, 5, 6, 7, 8)],
+            id="lost",
+        ),
+    ],
+)
+def test_three_ends_that_agree_elsewhere_are_chance(ends, places):
+    """Each has three in a row that are within 1 ms of three others, so many ms later."""
+    stop = (np.concatenate(ends) * 1e6).astype(np.int64)
+    same, unknown = np.zeros(len(stop), np.int64), np.full(len(stop), NULL)
+    first = np.cumsum([0, *map(len, ends[:-1])])
+    place, missing = align_by_order(Items(same, stop, unknown), first)
+    assert place.tolist() == [number for rank in places for number in rank]
+    assert missing == 0
 
 
 def test_without_agreeing_ends_events_are_matched_by_order_if_steps_are_equal():

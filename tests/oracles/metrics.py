@@ -63,21 +63,26 @@ def step_clock(traces):
         for trace in traces
         if any(stop > start for start, stop, _ in device_events(trace)) or device_windows(trace)
     ]
-    return "device" if ranks and all(device_windows(trace) for trace in ranks) else "host"
+    are_on_device = (device_windows(trace) is not None for trace in ranks)
+    return "device" if ranks and all(are_on_device) else "host"
 
 
 def windows_of(trace, clock):
-    return (clock == "device" and device_windows(trace)) or iterations(trace)
+    on_device = device_windows(trace) if clock == "device" else None
+    return iterations(trace) if on_device is None else on_device
 
 
 def device_windows(trace):
-    """Steps from where a device begins one to where it begins the next; [] without launches."""
+    """Steps from where a device begins one to where it begins the next.
+
+    None without launches in them; empty where no step has any time on the device.
+    """
     work = device_events(trace)
     launched = [each for each in work if each[2] is not None]
     # Choice: work before all that is known to be launched is of before the recording.
     begin = min((start for start, _, _ in launched), default=None)
     if not launched or 2 * len(launched) < sum(start >= begin for start, _, _ in work):
-        return []
+        return None
     marks = iterations(trace)
     if marks[0]["source"] == "whole":
         edges = {"start": min(w[0] for w in work), "stop": max(w[1] for w in work)}
@@ -109,7 +114,7 @@ def windows_on_device(marks, work):
     while busy and busy[-1][1] is None:
         del busy[-1]
     if not busy:
-        return []
+        return None
     first_mark, first_work, _ = busy[0]
     # Choice: work that no recorded call launched was queued before, if it runs before.
     queued = [

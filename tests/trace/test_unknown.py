@@ -197,6 +197,16 @@ def test_a_little_work_of_an_unknown_category_is_a_warning(tmp_path):
     assert said.endswith("they count neither as compute nor as communication")
 
 
+def test_work_of_a_category_of_any_length_is_counted(tmp_path):
+    name = "a" * 41
+    events = [STEP, k.kernel("gemm", 1, 50), *strange(2, 10, name), *strange(1, 10, "abc")]
+    found = metrics_of(k.write(tmp_path / "rank0.json", events))
+    assert found["breakdown"]["exact"]["compute"] is None
+    (said,) = (each for each in found["warnings"] if "not understood" in each)
+    assert "3 events" in said
+    assert name not in said
+
+
 def test_work_without_a_category_is_counted(tmp_path):
     events = [STEP, k.kernel("gemm", 1, 50), *strange(2, 10)]
     for each in events[2:]:

@@ -33,6 +33,7 @@ from fastcomm.trace.trace import MISSING_DATA, SMALL
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NULL
 from fastcomm_kernels.json_events import KEEP_ALL, KEEP_LONG, KEEP_NONE
+from fastcomm_kernels.string_tables import LONGEST
 
 # Kinds for the scanner only: `scan` makes the first a copy or a kernel, by its name; the second
 # is that of an event of any other category, or of none.
@@ -156,8 +157,10 @@ METRICS = Selection(
         "Input Dims",
         "Input type",
         "copy kind",  # of copies that have it not in their name
-        "func",  # and its type, of NCCL's profiler plug-in
+        "func",  # and what follows, of NCCL's profiler plug-in
         "datatype",
+        "algo",
+        "proto",
     ),
 )
 
@@ -251,6 +254,7 @@ def settled(
     _join_by_external_id(scanned.columns)
     _restore_streams(scanned)
     _name_copies(scanned)
+    _name_choices(scanned)
     unsettled_rows = np.flatnonzero(kind >= _BY_NAME)
     if not len(unsettled_rows):
         return scanned, UnknownWork()
@@ -336,6 +340,26 @@ def _name_copies(scanned: Scanned) -> None:
         texts.append(f"Memcpy {texts[code]}")
 
 
+def _name_choices(scanned: Scanned) -> None:
+    """Add the algorithm and protocol that NCCL chose to the names of its kernels.
+
+    A kernel's own name tells those that it is compiled for: it runs others, too. Its parameters
+    are left out.
+    """
+    columns, texts, details = scanned.columns, scanned.texts, scanned.details
+    choices = [details[key] for key in ("algo", "proto") if key in details]
+    if not choices or any((choice == NULL).all() for choice in choices):
+        return
+    named = [columns["name"], *(choice[columns["detail"]] for choice in choices)]
+    rows = np.flatnonzero(np.all([codes != NULL for codes in named], axis=0))
+    rows = rows[np.isin(columns["kind"][rows], (KIND["kernel"], _BY_NAME))]
+    keys, key = np.unique([codes[rows] for codes in named], axis=1, return_inverse=True)
+    columns["name"][rows] = len(texts) + key.ravel()
+    for name, *choice in keys.T.tolist():
+        how = " ".join(texts[code] for code in choice)
+        texts.append(f"{texts[name].partition('(')[0]} [{how}]")
+
+
 def _names(scanned: Scanned, rows: npt.NDArray[np.int64]) -> dict[int, str]:
     """Return the names of some events by their code."""
     codes = np.flatnonzero(np.bincount(scanned.columns["name"][rows]))
@@ -410,7 +434,8 @@ def explain_unknown_work(
     `categories` are those of the work, with numbers of events.
     """
     named = _listed([f"{name!r} ({count})" for name, count in categories])
-    of = f" of the categories {named}" if categories else " of a category without a name"
+    no_name = " of a category without a name, or with a very long one"
+    of = f" of the categories {named}" if categories else no_name
     text = (
         f"{work.events} events that look like device work, {percent(work.share)} of its "
         f"time, are{of}, which are not understood"
@@ -435,9 +460,10 @@ def _not_available(key: str, cause: str) -> str:
 def work_categories(path: Path) -> list[tuple[str, int]]:
     """Return unknown categories whose events look like device work, with numbers of events.
 
-    The file is read again.
+    The file is read again. Names too long for a category are left out.
     """
-    names = unknown_categories(path)[:_MOST_SCANNED]
+    names = [name for name in unknown_categories(path) if len(name.encode()) <= LONGEST]
+    del names[_MOST_SCANNED:]
     selection = Selection(
         kinds={name.encode(): number for number, name in enumerate(names)},
         keep=[KEEP_ALL] * len(names) + [KEEP_NONE],

@@ -111,6 +111,24 @@ def test_the_profiler_plugin_of_nccl_tells_operations_and_sizes():
         }
 
 
+_EAGER = {"AllReduce_Sum_f32_RING_LL [RING LL]": 3}
+_ALL = {
+    "AllReduce_Sum_bf16_RING_LL [RING LL]": 4,
+    "AllGather_RING_LL [RING SIMPLE]": 2,
+    "ReduceScatter_Sum_f32_RING_LL [TREE LL128]": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [("nccl_plugin", _ALL), ("cuspy_plugin/json", _EAGER), ("cuspy_plugin/pftrace", _EAGER)],
+)
+def test_the_profiler_plugin_of_nccl_tells_what_it_chose(name, chosen):
+    names = Counter(fastcomm.open(DATA / name).read(0).events["name"].to_pylist())
+    found = {text: count for text, count in names.items() if text.endswith("]")}
+    assert found == {f"ncclDevKernel_{text}": count for text, count in chosen.items()}
+
+
 def test_metadata_make_a_kernel_of_torchcomms_communication():
     for compute, _, sizes in work("torchcomms"):
         assert compute == 200_000

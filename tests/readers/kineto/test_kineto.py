@@ -370,3 +370,19 @@ def test_reading_everything_records_the_position_of_every_event(tmp_path):
     assert trace.args["on_stream"].to_pylist() == [None, 7]
     assert trace.meta.base == 7_000
     assert kineto_reader.read(path, TraceOptions()).args is None
+
+
+def test_the_algorithm_and_protocol_of_a_kernel_are_in_its_name(tmp_path):
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    chosen = [
+        k.kernel(name, at, 5, func="AllReduce", algo=algo, proto="LL128", count=8)
+        for at, algo in ((10, "TREE"), (20, "RING"), (30, "TREE"))
+    ]
+    # Neither one of the two alone, nor those of anything but a kernel.
+    part = k.kernel(name, 40, 5, func="AllReduce", algo="TREE", count=8)
+    range_ = k.event("load(x)", "user_annotation", 50, 5, algo="TREE", proto="LL128")
+    trace = read(tmp_path, [*chosen, part, range_], TraceOptions(whole=True))
+    tree, ring = (f"{name.partition('(')[0]} [{algo} LL128]" for algo in ("TREE", "RING"))
+    names = trace.events["name"].to_pylist()
+    assert names == ["ProfilerStep#0", tree, ring, tree, name, "load(x)"]
+    assert [row["op"] for row in comm(trace)] == ["AllReduce"] * 4
