@@ -5,7 +5,7 @@ common sequence, from 0; NONE if its rank cannot be aligned. In case of doubt no
 matched: a wrong match is worse than none. Each rank has its own clock.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -214,7 +214,9 @@ def _is_near(ahead: int, others: Ints) -> bool:
     return _BETTER * abs(ahead) <= int(np.abs(others).min())
 
 
-def _shifted(common: Items, own: Items) -> tuple[Ints, Ints, Ints]:
+def _shifted(
+    common: Items, own: Items, least: int | None = None
+) -> tuple[Ints, Ints, Ints]:
     """Compare two sequences at each shift by some items at which their codes are equal.
 
     Returns
@@ -222,7 +224,7 @@ def _shifted(common: Items, own: Items) -> tuple[Ints, Ints, Ints]:
     tuple of three Ints
         How far the second clock is ahead of the first, and the usual deviation from that, ns;
         how many items overlap; an element per shift. At least half of the shorter sequence has
-        to overlap.
+        to overlap, or `least` items.
 
     """
     (code, stop, _), (own_code, own_stop, _) = (
@@ -230,7 +232,8 @@ def _shifted(common: Items, own: Items) -> tuple[Ints, Ints, Ints]:
     )
     shift = np.arange(1 - len(own_code), len(code))
     first, last = np.maximum(shift, 0), np.minimum(shift + len(own_code), len(code))
-    is_long = last - first >= _least_common(len(code), len(own_code))
+    half = _least_common(len(code), len(own_code))
+    is_long = last - first >= (half if least is None else min(half, least))
     shift, first, last = shift[is_long], first[is_long], last[is_long]
     for count in (_FEW, min(_COMPARED, len(own_code))):  # few comparisons exclude most shifts
         share = np.linspace(0, 1, count)
@@ -250,7 +253,7 @@ def _aheads(common: Items, own: Items) -> list[int]:
 
     Empty if a rank without numbers of steps fits in several places, and clocks do not tell.
     """
-    if len(_pairs_by_step(common, own)[0]):
+    if _share_steps(common, own):
         return [offset(common, own)]
     later, spread, _ = _shifted(common, own)
     if not len(later):  # items are missing in between
@@ -269,9 +272,9 @@ def _are_contradictory(common: Items, own: Items, ahead: int) -> bool:
     Profilers that start in different steps may number these from their own start. Clocks that
     nearly agree where the numbers say are no such case; there a clock is `ahead`, ns.
     """
-    if abs(ahead) <= _NEAR_CLOCKS_NS or not len(_pairs_by_step(common, own)[0]):
+    if abs(ahead) <= _NEAR_CLOCKS_NS or not _share_steps(common, own):
         return False
-    later, spread, _ = _shifted(common, own)
+    later, spread, _ = _shifted(common, own, _FEW)
     if len(later) < 2:  # noqa: PLR2004
         return False
     here = int(np.argmin(np.abs(later - ahead)))
@@ -356,23 +359,39 @@ def _by_place_or_ends(common: Items, own: Items, _: Repeats) -> _Alignment:
         return None  # no step in common
     if is_numbered and _are_contradictory(common, own, offset(common, own)):
         own, is_numbered = own._replace(step=np.full_like(own.step, NULL)), False
-    if not is_numbered and (place := _at_once(common, own)) is not None:
-        return _filled(place, common.code, own.code), own.stop
-    has_order = np.array_equal(own.code, common.code)
-    aheads = None if is_numbered else _aheads_by_ends(common, own)
-    if has_order and is_numbered and _have_equal_steps(common, own):
+    return (_by_steps if is_numbered else _by_ends_or_place)(common, own)
+
+
+def _by_steps(common: Items, own: Items) -> _Alignment:
+    """Align by order if most steps are equal, else by ends in equal steps."""
+    if np.array_equal(own.code, common.code) and _have_equal_steps(common, own):
         return np.arange(len(own.code)), own.stop
-    if has_order and not is_numbered and aheads is None:
+    ways = (NEAR_NS, offset(common, own)), (_FAR_NS, 0)
+    return _in_ways(common, own, ways, _aligned_parts)
+
+
+def _by_ends_or_place(common: Items, own: Items) -> _Alignment:
+    """Align where ends agree, else by order of equal codes, else by the nearest ends."""
+    if (place := _at_once(common, own)) is not None:
+        return _filled(place, common.code, own.code), own.stop
+    if (aheads := _aheads_by_ends(common, own)) is not None:
+        return _in_ways(common, own, [(NEAR_NS, ahead) for ahead in aheads], _aligned_parts)
+    if np.array_equal(own.code, common.code):
         return _by_place(common, own), own.stop
-    ways = [(NEAR_NS, 0), (NEAR_NS, offset(common, own)), (_FAR_NS, 0)]
-    if is_numbered:
-        ways = [ways[1], ways[2]]
-    elif aheads is not None:
-        ways = [(NEAR_NS, ahead) for ahead in aheads]
-    are_parts = is_numbered or aheads is not None
+    ways = (NEAR_NS, 0), (NEAR_NS, offset(common, own)), (_FAR_NS, 0)
+    return _in_ways(common, own, ways, _aligned)
+
+
+def _in_ways(
+    common: Items,
+    own: Items,
+    ways: Sequence[tuple[int, int]],
+    align: Callable[[Items, Items, int], Ints | None],
+) -> _Alignment:
+    """Align in the first way that fits: ends so far apart, on a clock so far ahead, in ns."""
     for apart, ahead in ways:
         shifted = own.earlier(ahead)
-        place = (_aligned_parts if are_parts else _aligned)(common, shifted, apart)
+        place = align(common, shifted, apart)
         if place is not None and _are_in_equal_steps(common, own, place):
             return _filled(place, common.code, own.code), shifted.stop
     return None
@@ -569,7 +588,7 @@ def offset(common: Items, own: Items) -> int:
 def _pairs_by_step(common: Items, own: Items) -> tuple[Ints, Ints]:
     """Return rows of a rank, and rows of the common sequence about as far into the step."""
     order, rows = (np.argsort(items.step, kind="stable") for items in (common, own))
-    rows = rows[own.step[rows] != NULL]
+    rows = rows[(own.step[rows] != NULL) & np.isin(own.step[rows], common.step)]
     step = own.step[rows]
     begin, own_begin = np.searchsorted(common.step[order], step), np.searchsorted(step, step)
     place = begin + np.arange(len(rows)) - own_begin
