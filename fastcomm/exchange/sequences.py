@@ -214,9 +214,7 @@ def _is_near(ahead: int, others: Ints) -> bool:
     return _BETTER * abs(ahead) <= int(np.abs(others).min())
 
 
-def _shifted(
-    common: Items, own: Items, least: int | None = None
-) -> tuple[Ints, Ints, Ints]:
+def _shifted(common: Items, own: Items, least: int | None = None) -> tuple[Ints, Ints, Ints]:
     """Compare two sequences at each shift by some items at which their codes are equal.
 
     Returns
