@@ -2,7 +2,8 @@
 
 On the host they do not: threads wait for a core. But no member ends before the last one starts,
 so that each collective limits the offsets. So do messages: a receive cannot end before its send
-starts, which matters where ranks have no collectives in common, as in pipelines.
+starts, which matters where ranks have no collectives in common, as in pipelines. Broadcasts and
+other collectives with a root end apart: they tell at most whether clocks can be equal.
 
 The offset of a rank is its clock minus the clock of its reference rank, in ns: subtract it from
 the rank's times to convert them. Ranks without a chain of common collectives to a reference
@@ -125,6 +126,19 @@ class EndOffsets:
             least=np.maximum.reduceat(np.where(is_up, _NO_LIMIT.min, -late), begin),
             most=np.minimum.reduceat(np.where(is_up, late, _NO_LIMIT.max), begin),
             matches=lengths(begin, len(order)),
+        )
+
+    def of_equal_clocks(self) -> Self:
+        """Return the rows as limits that equal clocks fulfil, or that nothing does.
+
+        They have no differences of ends.
+        """
+        is_possible = (self.least <= 0) & (self.most >= 0)
+        return replace(
+            self,
+            ahead=np.full(len(self.low), NULL),
+            least=np.where(is_possible, self.least, 1),
+            most=np.where(is_possible, self.most, -1),
         )
 
     @classmethod
@@ -328,20 +342,20 @@ def offsets(ends: EndOffsets) -> tuple[ClockOffset, ...]:
     return tuple(by_rank[rank] for rank in sorted(by_rank))
 
 
-def offsets_with_messages(
+def offsets_with_limits(
     ends: EndOffsets,
-    limits: Callable[[Mapping[int, int]], EndOffsets],
+    limits: Sequence[Callable[[Mapping[int, int]], EndOffsets]],
     ranks: Collection[int],
 ) -> tuple[tuple[ClockOffset, ...], EndOffsets]:
-    """Return clock offsets by collectives, and by messages where no collective connects ranks.
+    """Return clock offsets by collectives, and by limits where no collective connects ranks.
 
     Parameters
     ----------
     ends
         Ends of collectives.
     limits
-        Called if messages are needed, with offsets in ns by rank: returns what messages between
-        ranks say about their offsets.
+        Each is called if those before do not connect all ranks, with offsets in ns by rank:
+        returns what messages, or collectives with a root, say about offsets between ranks.
     ranks
         All ranks of the run.
 
@@ -350,16 +364,20 @@ def offsets_with_messages(
     offsets : tuple of ClockOffset
         Sorted by rank.
     unknown : EndOffsets
-        Messages of ranks whose offset to each other remains unknown.
+        Limits of ranks whose offset to each other remains unknown.
 
     """
-    by_ends = offsets(ends)
-    is_connected = {offset.rank for offset in by_ends} == set(ranks)
-    if is_connected and len({offset.reference for offset in by_ends}) == 1:
-        return by_ends, ends.of_rows(np.zeros(len(ends.low), np.bool_))
-    needed = apart(limits({offset.rank: offset.offset_ns for offset in by_ends}), by_ends)
-    by_both = offsets(EndOffsets.concatenate([ends, needed]))
-    return by_both, apart(needed, by_both)
+    result, rows = offsets(ends), ends
+    unknown = ends.of_rows(np.zeros(len(ends.low), np.bool_))
+    for more in limits:
+        is_connected = {offset.rank for offset in result} == set(ranks)
+        if is_connected and len({offset.reference for offset in result}) == 1:
+            break
+        needed = apart(more({offset.rank: offset.offset_ns for offset in result}), result)
+        rows, unknown = (EndOffsets.concatenate([old, needed]) for old in (rows, unknown))
+        result = offsets(rows)
+        unknown = apart(unknown, result)
+    return result, unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ class RunCommunication:
         rank, start, stop = (self.columns[name][rows] for name in ("rank", "start", "stop"))
         began = start if self.is_host_run else None
         ends = clocks.matched_end_offsets(rank, self.group[rows], number, stop, began)
-        offsets, _ = clocks.offsets_with_messages(ends, self._message_limits, self.ranks)
+        offsets, _ = clocks.offsets_with_limits(ends, (self._message_limits,), self.ranks)
         applied = {offset.rank: offset.offset_ns for offset in offsets if offset.applies}
         return {number: applied.get(number, 0) for number in self.ranks}
 

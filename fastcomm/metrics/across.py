@@ -72,7 +72,7 @@ class Across:
 
     clock_alignment: ClockAlignment  # of the clocks on which times of ranks are compared
     offsets: tuple[Offset, ...]  # by rank
-    unaligned: frozenset[tuple[int, int]]  # pairs of ranks with messages, of unknown offset
+    unaligned: frozenset[tuple[int, int]]  # pairs of ranks of unknown offset
     matching: Matching
     skew: tuple[Skew, ...]
     waits: tuple[Wait, ...]  # by rank and tag
@@ -86,7 +86,7 @@ class Across:
         """How far the clocks on which times of ranks are compared are aligned.
 
         "raw" if alignment is off, "unknown" if no offset is known, "partly aligned" if that of
-        some pair of ranks with messages is unknown, otherwise "aligned".
+        some pair of ranks that communicate is unknown, otherwise "aligned".
         """
         if self.clock_alignment == "none":
             return "raw"
@@ -344,16 +344,16 @@ def expected_members(material: Material) -> ExpectedMembers:
 
 
 def clock_warnings(result: Across) -> Iterator[str]:
-    """Yield a warning if clocks of ranks with messages are unknown."""
+    """Yield a warning if clocks of ranks that communicate are unknown."""
     if result.clock_alignment == "none" or not result.unaligned:
         return
     ranks = sorted({rank for pair in result.unaligned for rank in pair})
     count = len(result.unaligned)
     yield (
-        f"how the clocks of ranks {ranges(ranks)} differ is not known: the messages of {count} "
-        f"{plural(count, 'pair')} of ranks go in one direction, or contradict one another. "
-        "Waits and transfers of these messages are n/a, and no slow link is looked for among "
-        "them; --clock-alignment none compares the clocks as recorded"
+        f"how the clocks of ranks {ranges(ranks)} differ is not known: what {count} "
+        f"{plural(count, 'pair')} of ranks exchange goes in one direction, or contradicts "
+        "itself. Waits and transfers of it are n/a, and no slow link is looked for among them; "
+        "--clock-alignment none compares the clocks as recorded"
     )
 
 

@@ -18,6 +18,7 @@ from fastcomm.exchange.arrivals import (
     CommunicationEvents,
     Completeness,
     MatchedEvents,
+    Participants,
     collective_participants,
     concatenate,
     match_collectives,
@@ -28,13 +29,14 @@ from fastcomm.exchange.clocks import (
     EndOffsets,
     matched_end_offsets,
     offset_by_row,
-    offsets_with_messages,
+    offsets_with_limits,
 )
 from fastcomm.metrics import spill_files, ungrouped
 from fastcomm.metrics.skew import NO_PAIR, MatchedCollectives, Skews, Transfers, WaitSums, skews
 from fastcomm.metrics.spill_files import Cells, EventBatch
 from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
+from fastcomm.trace.schema import ROOTED
 from fastcomm.units import counted
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
@@ -52,12 +54,13 @@ _COLUMNS = (*MESSAGE_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes", "s
 class Clocks(NamedTuple):
     """Clock offsets by rank in ns, and whether times are corrected by them.
 
-    Between unaligned ranks, no offset is known: their messages are not compared then.
+    Between unaligned ranks, no offset is known: times of what they do together are not
+    compared.
     """
 
     offsets: Mapping[int, int]
     is_aligned: bool
-    unaligned: frozenset[tuple[int, int]]  # pairs of ranks with messages, the lower first
+    unaligned: frozenset[tuple[int, int]]  # pairs of ranks, the lower first
 
     def are_known(self, rank: Ints, other: Ints) -> Flags:
         """Return which pairs of ranks can be compared."""
@@ -285,10 +288,11 @@ def match_events(
     matches = match_collectives(events, rows)
     completeness = Completeness.of(events, rows, matches)
     collectives = collective_participants(events, rows, matches, completeness)
+    timed = collectives.of_rows(_are_comparable(events, collectives, clocks))
     messages = message_participants(events, sides, row_offsets)
     partner = events.partner[messages.row]
     comparable = messages.of_rows(clocks.are_known(events.rank[messages.row], partner))
-    participants = concatenate(collectives, comparable)
+    participants = concatenate(timed, comparable)
     is_numbered = np.zeros(len(events.rank), np.bool_)
     is_numbered[rows[matches.numbered]] = True
     by_number = int(is_numbered[collectives.row].sum())
@@ -310,6 +314,21 @@ def match_events(
     )
     applied = row_offsets if clocks.is_aligned else np.zeros_like(row_offsets)
     return MatchedEvents.of(events, participants, applied), counts, completeness.ranks
+
+
+def _are_comparable(
+    events: CommunicationEvents, collectives: Participants, clocks: Clocks
+) -> Flags:
+    """Return which rows are of collectives whose members' clocks can be compared."""
+    if not clocks.unaligned:
+        return np.ones(len(collectives.row), np.bool_)
+    rank = events.rank[collectives.row]
+    lowest = np.full(collectives.count, np.iinfo(np.int64).max)
+    np.minimum.at(lowest, collectives.number, rank)
+    is_known = clocks.are_known(rank, lowest[collectives.number])
+    is_unlike = np.bincount(collectives.number, ~is_known, collectives.count) > 0
+    flags: Flags = ~is_unlike[collectives.number]
+    return flags
 
 
 BY_NUMBER = "group and sequence number"
@@ -409,10 +428,10 @@ def clock_offsets(
     *,
     is_host_run: bool,
 ) -> tuple[tuple[ClockOffset, ...], frozenset[tuple[int, int]]]:
-    """Return clock offsets, and pairs of ranks with messages whose offset stays unknown.
+    """Return clock offsets, and pairs of ranks whose offset stays unknown.
 
-    Messages count between ranks that no collective connects. `more_ends` are of collectives
-    without a group.
+    Messages count between ranks that no collective connects, and collectives with a root
+    between ranks that neither does. `more_ends` are of collectives without a group.
     """
     shares = spill_files.shares(batches)
     parts = spread(partial(_end_offsets, batches, is_host_run), shares)
@@ -422,7 +441,10 @@ def clock_offsets(
         function = partial(_message_limits, batches, by_rank)
         return EndOffsets.concatenate(spread(function, shares))
 
-    offsets, unknown = offsets_with_messages(ends, limits, ranks)
+    def rooted(_: Mapping[int, int]) -> EndOffsets:
+        return EndOffsets.concatenate(spread(partial(_rooted_limits, batches), shares))
+
+    offsets, unknown = offsets_with_limits(ends, (limits, rooted), ranks)
     return offsets, frozenset(zip(unknown.low.tolist(), unknown.rank.tolist(), strict=True))
 
 
@@ -442,6 +464,23 @@ def _message_limits(
         events.rank[receiver],
         events.stop[receiver],
     )
+
+
+def _rooted_limits(batches: Sequence[EventBatch], cells: Cells) -> EndOffsets:
+    """Tell by the collectives with a root of some cells whether clocks can be equal.
+
+    Equal clocks show all members at work at once at some time; else the root may be early, or
+    clocks differ.
+    """
+    events = CommunicationEvents.of(spill_files.read(batches, cells, MESSAGE_COLUMNS))
+    rows = events.collectives
+    matches = match_collectives(events, rows)
+    matched = (matches.instance != NONE) & np.isin(events.op[rows], ROOTED)
+    row = rows[matched]
+    limits = EndOffsets.of(
+        events.rank[row], events.stop[row], matches.instance[matched], start=events.start[row]
+    )
+    return limits.of_equal_clocks()
 
 
 def _end_offsets(batches: Sequence[EventBatch], is_host_run: bool, cells: Cells) -> EndOffsets:

@@ -415,7 +415,7 @@ LIBRARIES = (
     # Others, by namespace
     Library(
         name="torchcomms",
-        scopes=("comms", "meta::comms", "ctran"),
+        scopes=("comms", "meta::comms", "ctran", "ncclx"),
         local=LOCAL,
         operations=EXPERTS,
     ),

@@ -17,7 +17,7 @@ from fastcomm.exchange.clocks import (
     matched_end_offsets,
     offset_by_row,
     offsets,
-    offsets_with_messages,
+    offsets_with_limits,
 )
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
@@ -174,7 +174,7 @@ def test_messages_connect_clocks_that_no_collective_connects():
         sent_by.update(offset_of_rank)
         return message_limits(ahead, [(1, 2), (2, 1), (0, 1), (1, 0), (3, 4)])
 
-    found, unknown = offsets_with_messages(by_ends, limits, range(5))
+    found, unknown = offsets_with_limits(by_ends, (limits,), range(5))
     assert sent_by == {0: 0, 1: 30_000, 2: 0, 3: -5}, "clocks of either part"
     assert {each.rank: each.reference for each in found} == dict.fromkeys(range(4), 0)
     for each in found:
@@ -185,7 +185,7 @@ def test_messages_connect_clocks_that_no_collective_connects():
 
 def test_messages_are_not_read_where_collectives_connect_all_clocks():
     by_ends = matched_end_offsets(*np.array([[0, 1], [0, 0], [0, 0], [5, 8]]))
-    found, unknown = offsets_with_messages(by_ends, None, [0, 1])
+    found, unknown = offsets_with_limits(by_ends, (None,), [0, 1])
     assert [each.offset_ns for each in found] == [0, 3]
     assert len(unknown.low) == 0
 

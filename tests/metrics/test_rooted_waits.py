@@ -127,3 +127,28 @@ def test_a_rank_causes_no_wait_for_the_time_in_which_its_stream_is_busy(stream, 
     result, _ = ask([0, 1], table(events), "none")
     waits = {row.rank: row.wait_caused_ns * STEPS for row in result.waits}
     assert waits == {0: 0, 1: min(caused, start - 100)}
+
+
+@pytest.mark.parametrize(
+    ("ahead", "skew"), [(0, 20), (7_000_000_000, None), (-7_000_000_000, None)]
+)
+def test_waits_of_broadcasts_are_unknown_where_clocks_are(ahead, skew):
+    """Nothing but the broadcasts of rank 0 tells how far the clock of rank 1 is ahead."""
+    rows = [
+        event
+        for number in range(5)
+        for event in of_group(
+            "Broadcast",
+            (100 * number, 100 * number + 20 + ahead),
+            (100 * number + 50, 100 * number + 50 + ahead),
+            partner=0,
+            seq=number,
+            group_size=2,
+        )
+    ]
+    found, _ = ask([0, 1], table(rows), "auto")
+    assert found.matching.collectives == 5
+    assert [row.skew_mean_ns for row in found.skew] == ([skew] if skew else [])
+    assert bool(found.unaligned) == bool(ahead)
+    raw, _ = ask([0, 1], table(rows), "none")
+    assert [row.skew_mean_ns for row in raw.skew] == [abs(20 + ahead)]
