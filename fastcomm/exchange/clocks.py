@@ -129,7 +129,7 @@ class EndOffsets:
         )
 
     def of_equal_clocks(self) -> Self:
-        """Return the rows as limits that equal clocks fulfil, or that nothing does.
+        """Return the rows as limits that equal clocks keep, or that nothing does.
 
         They have no differences of ends.
         """
