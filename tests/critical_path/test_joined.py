@@ -93,7 +93,7 @@ def jobs(draw):
 
 
 def numbers(rows):
-    """The number of each row with communication among those of its operation, and the row."""
+    """The place of each communication among those of its operation, and its row."""
     seen = Counter()
     for k, row in enumerate(rows):
         if row.op:

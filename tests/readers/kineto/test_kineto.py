@@ -378,7 +378,7 @@ def test_the_algorithm_and_protocol_of_a_kernel_are_in_its_name(tmp_path):
         k.kernel(name, at, 5, func="AllReduce", algo=algo, proto="LL128", count=8)
         for at, algo in ((10, "TREE"), (20, "RING"), (30, "TREE"))
     ]
-    # Neither one of the two alone, nor those of anything but a kernel.
+    # A kernel with one of the two, and a range with both, keep their names.
     part = k.kernel(name, 40, 5, func="AllReduce", algo="TREE", count=8)
     range_ = k.event("load(x)", "user_annotation", 50, 5, algo="TREE", proto="LL128")
     trace = read(tmp_path, [*chosen, part, range_], TraceOptions(whole=True))
