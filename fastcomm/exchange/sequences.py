@@ -355,16 +355,22 @@ def _by_place_or_ends(common: Items, own: Items, _: Repeats) -> _Alignment:
     is_numbered = _share_steps(common, own)
     if not is_numbered and not (NULL in own.step or NULL in common.step):
         return None  # no step in common
-    if is_numbered and _are_contradictory(common, own, offset(common, own)):
-        own, is_numbered = own._replace(step=np.full_like(own.step, NULL)), False
-    return (_by_steps if is_numbered else _by_ends_or_place)(common, own)
+    if is_numbered:
+        ahead = offset(common, own)
+        if not _are_contradictory(common, own, ahead):
+            return _by_steps(common, own, ahead)
+        own = own._replace(step=np.full_like(own.step, NULL))
+    return _by_ends_or_place(common, own)
 
 
-def _by_steps(common: Items, own: Items) -> _Alignment:
-    """Align by order if most steps are equal, else by ends in equal steps."""
+def _by_steps(common: Items, own: Items, ahead: int) -> _Alignment:
+    """Align by order if most steps are equal, else by ends in equal steps.
+
+    By these steps the clock of the rank is `ahead`, ns.
+    """
     if np.array_equal(own.code, common.code) and _have_equal_steps(common, own):
         return np.arange(len(own.code)), own.stop
-    ways = (NEAR_NS, offset(common, own)), (_FAR_NS, 0)
+    ways = (NEAR_NS, ahead), (_FAR_NS, 0)
     return _in_ways(common, own, ways, _aligned_parts)
 
 

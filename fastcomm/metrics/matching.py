@@ -288,7 +288,7 @@ def match_events(
     matches = match_collectives(events, rows)
     completeness = Completeness.of(events, rows, matches)
     collectives = collective_participants(events, rows, matches, completeness)
-    timed = collectives.of_rows(_are_comparable(events, collectives, clocks))
+    timed = _comparable(events, collectives, clocks)
     messages = message_participants(events, sides, row_offsets)
     partner = events.partner[messages.row]
     comparable = messages.of_rows(clocks.are_known(events.rank[messages.row], partner))
@@ -316,19 +316,18 @@ def match_events(
     return MatchedEvents.of(events, participants, applied), counts, completeness.ranks
 
 
-def _are_comparable(
+def _comparable(
     events: CommunicationEvents, collectives: Participants, clocks: Clocks
-) -> Flags:
-    """Return which rows are of collectives whose members' clocks can be compared."""
+) -> Participants:
+    """Return the collectives whose members' clocks can be compared."""
     if not clocks.unaligned:
-        return np.ones(len(collectives.row), np.bool_)
+        return collectives
     rank = events.rank[collectives.row]
     lowest = np.full(collectives.count, np.iinfo(np.int64).max)
     np.minimum.at(lowest, collectives.number, rank)
     is_known = clocks.are_known(rank, lowest[collectives.number])
     is_unlike = np.bincount(collectives.number, ~is_known, collectives.count) > 0
-    flags: Flags = ~is_unlike[collectives.number]
-    return flags
+    return collectives.of_rows(~is_unlike[collectives.number])
 
 
 BY_NUMBER = "group and sequence number"
