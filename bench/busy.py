@@ -5,6 +5,7 @@ python bench/busy.py --rounds 10 -- make bench-check
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 
@@ -25,6 +26,7 @@ def main():
     parser.add_argument("command", nargs="+", help="What runs, after --.")
     options = parser.parse_args()
     code = MEMORY if options.memory else CORES
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the busy processes, too
     for number in range(1, options.rounds + 1):
         busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(os.cpu_count())]
         try:

@@ -48,25 +48,41 @@ _LEAST_PAUSE_NS = 1_000_000_000
 
 def _wrong_starts(events: Events, work: Ints) -> list[str]:
     """Return a warning on work that a long pause, of everything, parts from its launch."""
-    gaps = np.diff(events.start)
-    if gaps.max(initial=0) < _LEAST_PAUSE_NS:  # no pause is longer
+    if np.diff(events.start).max(initial=0) < _LEAST_PAUSE_NS:  # no pause is longer
         return []
-    at = int(np.argmax(gaps)) + 1
-    before, end = int(events.stop[:at].max()), int(events.stop.max())
-    pause = int(events.start[at]) - before
-    recorded = before - int(events.start[0]) + end - int(events.start[at])
-    if pause < max(_LEAST_PAUSE_NS, _TIMES_LONGER * recorded):
-        return []
+    part = _parts(events)
     launch = events.launch_of(work)
-    parted = work[(launch >= 0) & ((launch < at) != (work < at))]
-    if not len(parted):
+    is_parted = (launch >= 0) & (part[launch] != part[work])
+    rows, away = work[is_parted], np.abs(events.start[work] - events.start[launch])[is_parted]
+    if not len(rows):
         return []
-    name = events.texts[int(events.name[parted[0]])][:_LONGEST_NAME]
+    farthest = np.argsort(-away, kind="stable")[:_MOST_NAMED]
+    named = ", ".join(
+        f"{_name(events, rows[k])!r} is {format_ns(int(away[k]))} from its launch"
+        for k in farthest.tolist()
+    )
     return [
-        f"{counted(len(parted), 'event')} with an impossible start: {name!r} is "
-        f"{format_ns(pause)} from its launch, and nothing else is recorded in between. "
-        "The times of its step depend on it"
+        f"{counted(len(rows), 'event')} with an impossible start: {named}{_more(rows)}, and "
+        "for most of that time nothing is recorded. The times of their steps depend on it"
     ]
+
+
+def _parts(events: Events) -> Ints:
+    """Return by event how many long pauses of everything lie before it."""
+    stop = np.maximum.accumulate(events.stop)
+    gap = np.append(0, events.start[1:] - stop[:-1])
+    recorded = stop[-1:].sum() - events.start[:1].sum() - gap[gap >= _LEAST_PAUSE_NS].sum()
+    return np.cumsum(gap >= max(_LEAST_PAUSE_NS, _TIMES_LONGER * recorded))
+
+
+def _more(rows: Ints) -> str:
+    """Return how many rows are not named, if any."""
+    return f", and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
+
+
+def _name(events: Events, row: int) -> str:
+    """Return the name of an event, cut where it is long."""
+    return events.texts[int(events.name[row])][:_LONGEST_NAME]
 
 
 def _wrong_durations(events: Events, work: Ints) -> list[str]:
@@ -77,19 +93,17 @@ def _wrong_durations(events: Events, work: Ints) -> list[str]:
     rows, counts = np.unique(np.concatenate(pairs), return_counts=True)
     longest = rows[np.lexsort((rows, -counts))][:_MOST_NAMED]
     named = ", ".join(_described(events, row, counts[rows == row][0]) for row in longest)
-    more = len(rows) - len(longest)
     return [
         f"{counted(len(rows), 'event')} with an impossible duration, since a stream is serial: "
-        f"{named}{f', and {more} more' if more else ''}. Compute, idle time and all shares of "
-        "the step depend on it"
+        f"{named}{_more(rows)}. Compute, idle time and all shares of the step depend on it"
     ]
 
 
 def _described(events: Events, row: int, count: int) -> str:
     """Return the name of an event, and what is impossible about it."""
-    name = events.texts[int(events.name[row])][:_LONGEST_NAME]
     lasts = format_ns(int(events.stop[row] - events.start[row]))
-    return f"{name!r} lasts {lasts} and overlaps {counted(count, 'later event')} of its stream"
+    overlapped = counted(count, "later event")
+    return f"{_name(events, row)!r} lasts {lasts} and overlaps {overlapped} of its stream"
 
 
 def _contradictions(events: Events, work: Ints) -> Iterator[Ints]:

@@ -151,21 +151,25 @@ def _by_name(marks: Marks, regex: str, found_by: str) -> Iterations | None:
 
     Annotations of one number are one iteration, as of several threads, unless a whole mark of
     another number lies between them: then the numbers have restarted, as they do in each epoch,
-    and are counted on. After a pause one number is left out.
+    and are counted on, as are marks that all have one number. After a pause one number is left
+    out. Marks inside of others are parts of steps.
     """
     groups, rows = _named(marks, regex)
     if not rows:
         return None
     rows, warnings = _of_one_kind(marks, rows)
+    own_numbers = {row: _number(groups[marks.names[row]]) or 0 for row in rows}
+    rows, parts = _outermost(marks, rows, own_numbers)
+    is_single = len({own_numbers[row] for row in rows}) == 1
     spans: dict[int, tuple[int, int]] = {}
     latest: dict[int, int] = {}  # by number of the mark: number of its iteration
     base, top, between = 0, 0, _Between()
     for row in rows:
         first, last = int(marks.start[row]), int(marks.stop[row])
-        own = _number(groups[marks.names[row]]) or 0
+        own = own_numbers[row]
         number = latest.get(own, base + own)
         start, stop = spans.get(number, (first, last))
-        if between.has_mark(stop, first):
+        if between.has_mark(stop, first) or (is_single and own in latest and first >= stop):
             base = top + 1 - own + (first - spans[top][1] > _NO_PAUSE * (last - first))
             number, start, stop = base + own, first, last
         spans[number] = min(start, first), max(stop, last)
@@ -173,10 +177,10 @@ def _by_name(marks: Marks, regex: str, found_by: str) -> Iterations | None:
         between.add(first, last)
     if base:
         warnings.append(
-            f"numbers of marks restart, and are counted on up to {top}: other ranks may "
-            "count otherwise"
+            f"numbers of marks {'stay' if is_single else 'restart'}, and are counted on up to "
+            f"{top}: other ranks may count otherwise"
         )
-    return _of_spans(spans, found_by, *warnings)
+    return _of_spans(spans, found_by, *warnings, *parts)
 
 
 def _named(marks: Marks, regex: str) -> tuple[dict[str, str | None], list[int]]:
@@ -221,6 +225,25 @@ def _of_one_kind(marks: Marks, rows: list[int]) -> tuple[list[int], list[str]]:
     ]
 
 
+def _outermost(
+    marks: Marks, rows: list[int], numbers: Mapping[int, int]
+) -> tuple[list[int], list[str]]:
+    """Return the marks that lie in no other one, and a warning if others have other numbers."""
+    kept: list[int] = []
+    parts = 0
+    for row in sorted(rows, key=lambda row: (marks.start[row], -marks.stop[row])):
+        if kept and marks.stop[row] <= marks.stop[kept[-1]]:
+            parts += numbers[row] != numbers[kept[-1]]
+        else:
+            kept.append(row)
+    if not parts:
+        return kept, []
+    return kept, [
+        f"{counted(parts, 'mark')} inside of others of the same kind are parts of steps, and "
+        "are left out: --iteration-regex selects"
+    ]
+
+
 class _Between:
     """Answers whether a mark lies wholly between two times; marks are added by start."""
 
@@ -243,8 +266,11 @@ class _Between:
 
 
 def _number(group: str | None) -> int | None:
-    """Return the number that the first group of a match has; None if it is no number."""
-    return int(group) if group is not None and re.fullmatch(r"[0-9]{1,18}", group) else None
+    """Return the number that the first group of a match has; None if it is no number.
+
+    Of longer ones, as of times, the last digits count that fit.
+    """
+    return int(group[-18:]) if group is not None and re.fullmatch(r"[0-9]+", group) else None
 
 
 def _by_optimizer(marks: Marks) -> Iterations | None:
@@ -442,8 +468,9 @@ def on_device_clock(
     An iteration begins where its mark does, or later: where the device ends the work of the one
     before, or begins its own, whichever is first. It lasts to the next one, and the last one to
     the end of its mark or of its work, whichever is later; so does an iteration before a pause.
-    One without device work is idle, but left out before the first and behind the last with
-    work. Iterations by the period of collectives stay as they are; a whole trace lasts from its
+    Work launched between a mark and the next that follows it is of the first. An iteration
+    without device work is idle, but left out before the first and behind the last with work.
+    Iterations by the period of collectives stay as they are; a whole trace lasts from its
     first to its last device work.
 
     Parameters
@@ -468,7 +495,7 @@ def on_device_clock(
         edges = np.array([work.start.min(), work.stop.max()], np.int64)
         return replace(iterations, start=edges[:1], stop=edges[1:], warnings=())
     launched = work.launched()
-    low, high = _between_edges(launched.launch, iterations)
+    low, high = _between_edges(launched.launch, _up_to_next(iterations))
     busy = np.flatnonzero(high > low)
     if not (busy < count).any():
         raise ConfigError("no recorded launch of device work lies inside a mark of a step")
@@ -501,6 +528,13 @@ def on_device_clock(
             *_launched_before(work, int(iterations.number[busy[0]]), start[0], stop[0]),
         ),
     )
+
+
+def _up_to_next(iterations: Iterations) -> Iterations:
+    """Return marks that reach to those that follow them: what lies between is of the first."""
+    stop = iterations.stop.copy()
+    stop[:-1] = np.where(_is_followed(iterations), iterations.start[1:], stop[:-1])
+    return replace(iterations, stop=stop)
 
 
 def _spans(work: DeviceWork, low: Ints, high: Ints) -> tuple[Ints, Ints]:

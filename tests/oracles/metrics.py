@@ -104,8 +104,12 @@ def windows_on_device(marks, work):
     with its last device work, if that is later.
     """
     busy = []
-    for mark in marks:
-        own = [w for w in work if w[2] is not None and mark["start"] <= w[2] < mark["stop"]]
+    for mark, following in zip(marks, [*marks[1:], None], strict=True):
+        # Choice: what is launched between a mark and the next that follows is of the first.
+        step = {**mark, "mark_start": mark["start"], "mark_stop": mark["stop"]}
+        goes_on = following is not None and follows(step, following)
+        end = following["start"] if goes_on else mark["stop"]
+        own = [w for w in work if w[2] is not None and mark["start"] <= w[2] < end]
         first = min((w[0] for w in own), default=None)
         busy.append((mark, first, max((w[1] for w in own), default=None)))
     # Choice: before the first work, and behind the last, the device may not be recorded.

@@ -117,6 +117,18 @@ def test_work_far_from_its_launch_and_from_all_else_is_named(tmp_path, at):
     )
 
 
+def test_all_starts_are_named_that_are_far_from_their_launch(tmp_path):
+    """Each in a pause of its own, one of them before all else."""
+    far = [5_000 * SECOND, 9_000 * SECOND, -3_000 * SECOND, 20_000 * SECOND]
+    events = [k.launch(15_000 + n, n) for n in range(2, 6)]
+    events += [k.kernel(f"k{n}", at, 500, correlation=n) for n, at in enumerate(far, 2)]
+    (warning,) = starts(tmp_path, *events)
+    assert warning.startswith(
+        "4 events with an impossible start: 'k5' is 20000 s from its launch, 'k3' is 9000 s "
+        "from its launch, 'k2' is 5000 s from its launch, and 1 more, and for most"
+    )
+
+
 def test_work_that_waits_for_other_work_may_begin_late(tmp_path):
     waits = [
         k.launch(14_000, 2),

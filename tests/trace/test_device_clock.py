@@ -120,3 +120,15 @@ def test_a_pause_between_steps_is_in_no_step_and_reported():
     assert notes == (
         "the recorded steps do not follow each other: 980 ns between 6 and 15 are in no step",
     )
+
+
+def test_what_is_launched_between_marks_that_follow_is_of_the_first():
+    """As by an optimizer behind the mark; what is launched in a pause is of no step."""
+    marks = [
+        {"number": number, "start": at, "stop": at + 6, "place": place}
+        for place, (number, at) in enumerate([(5, 0), (6, 10), (15, 100), (16, 110)])
+    ]
+    work = [(at + 1, at + 5, at) for at in (0, 10, 100, 110)]
+    work += [(at + 8, at + 12, at + 7) for at in (0, 10, 100, 110)]
+    rows, _ = found_by_kernel(marks, work)
+    assert rows == [(5, 0, 11), (6, 11, 16), (15, 100, 111), (16, 111, 116)]

@@ -104,17 +104,58 @@ def test_marks_inside_of_others_are_parts(tmp_path):
     assert any(said in text for text in trace.meta.warnings)
 
 
+def test_marks_whose_number_stays_are_counted_on(tmp_path):
+    trace = read(tmp_path, marks(*(("step 7", 10 * n, 10) for n in range(5))))
+    assert iterations(trace) == [(n + 7, 10 * n, 10 * n + 10) for n in range(5)]
+    assert any("marks stay, and are counted on up to 11" in t for t in trace.meta.warnings)
+
+
+def test_marks_of_a_kind_inside_of_others_are_parts(tmp_path):
+    """Outer steps with parts that are called like them, numbered from 0 in each."""
+    outer = [(f"step {n}", 40 * n, 40) for n in range(5, 8)]
+    inner = [(f"step {n}", start + 10 * n, 10) for _, start, _ in outer for n in range(4)]
+    trace = read(tmp_path, marks(*outer, *inner))
+    assert iterations(trace) == [(n, 40 * n, 40 * n + 40) for n in range(5, 8)]
+    said = "12 marks inside of others of the same kind are parts of steps"
+    assert any(said in text for text in trace.meta.warnings)
+
+
+def test_of_a_number_with_many_digits_the_last_ones_count(tmp_path):
+    """As of the time in ns, with the number of the step behind it."""
+    names = [(f"step 1764320000123456789{n}", 10 * n, 10) for n in range(3)]
+    assert iterations(read(tmp_path, marks(*names))) == [
+        (64320000123456789 * 10 + n, 10 * n, 10 * n + 10) for n in range(3)
+    ]
+
+
+def lies_inside(row, place, rows):
+    """Whether a row lies inside of another one; of equal ones, inside of the first."""
+    return any(
+        start <= row[0] and row[1] <= stop and ((start, stop) != row[:2] or other < place)
+        for other, (start, stop, _) in enumerate(rows)
+        if other != place
+    )
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 9)), max_size=12)
 )
 def test_a_number_restarts_behind_a_whole_mark_of_another_one(rows):
-    """The definition: spans of a number grow, unless a whole mark lies in between."""
+    """The definition: spans of a number grow, unless a whole mark lies in between.
+
+    What lies inside of another mark is none. Marks that all have one number grow where they
+    overlap.
+    """
     rows = sorted((start, start + length, number) for number, start, length in rows)
+    outer = [row for place, row in enumerate(rows) if not lies_inside(row, place, rows)]
+    is_single = len({number for *_, number in outer}) == 1
     spans = []  # of number, start, stop
-    for place, (start, stop, number) in enumerate(rows):
+    for place, (start, stop, number) in enumerate(outer):
         own = [span for span in spans if span[0] == number]
-        end = own[-1][2] if own else None
-        if own and not any(end <= a and b <= start for a, b, _ in rows[:place]):
+        end = own[-1][2] if own else start + 1
+        between = [(a, b) for a, b, _ in outer[:place] if end <= a and b <= start]
+        is_apart = start >= end if is_single else between
+        if own and not is_apart:
             own[-1][2] = max(end, stop)
         else:
             spans.append([number, start, stop])
