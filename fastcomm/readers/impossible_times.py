@@ -53,12 +53,12 @@ def _wrong_starts(events: Events, work: Ints) -> list[str]:
     part = _parts(events)
     launch = events.launch_of(work)
     is_parted = (launch >= 0) & (part[launch] != part[work])
-    rows, away = work[is_parted], np.abs(events.start[work] - events.start[launch])[is_parted]
+    rows, distance = work[is_parted], np.abs(events.start[work] - events.start[launch])[is_parted]
     if not len(rows):
         return []
-    farthest = np.argsort(-away, kind="stable")[:_MOST_NAMED]
+    farthest = np.argsort(-distance, kind="stable")[:_MOST_NAMED]
     named = ", ".join(
-        f"{_name(events, rows[k])!r} is {format_ns(int(away[k]))} from its launch"
+        f"{_name(events, rows[k])!r} is {format_ns(int(distance[k]))} from its launch"
         for k in farthest.tolist()
     )
     return [
