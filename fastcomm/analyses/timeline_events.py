@@ -239,7 +239,9 @@ class StepMatches:
         """
         events = _events(metrics, step, ranks)
         is_aligned = metrics.across.clock_alignment != "none"
-        clocks = Clocks(known_offsets(metrics), is_aligned, metrics.across.unaligned)
+        clocks = Clocks(
+            known_offsets(metrics), is_aligned, metrics.across.unaligned, metrics.is_host_run
+        )
         matched, _, _ = match_events(events, clocks)
         rank = events.rank[matched.row]
         is_doubtful = np.isin(rank, list(unaligned))

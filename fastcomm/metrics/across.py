@@ -358,7 +358,14 @@ def clock_warnings(result: Across) -> Iterator[str]:
 
 
 def matching_warnings(matching: Matching) -> Iterator[str]:
-    """Yield a warning if members lack operations of more than a few collectives."""
+    """Yield warnings on more than a few collectives that are left out."""
+    if matching.apart > SMALL * (matching.collectives + matching.messages):
+        yield (
+            f"{matching.apart} of {matching.collectives + matching.messages} collectives and "
+            "messages are left out of skew, waits and transfers: on the clocks that are "
+            "compared, members end before others start. Clocks drift, events are matched "
+            "wrongly, or the operations do not wait for each other"
+        )
     count = matching.incomplete + matching.collectives
     if matching.incomplete <= SMALL * count:
         return

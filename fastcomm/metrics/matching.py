@@ -36,7 +36,7 @@ from fastcomm.metrics.skew import NO_PAIR, MatchedCollectives, Skews, Transfers,
 from fastcomm.metrics.spill_files import Cells, EventBatch
 from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
-from fastcomm.trace.schema import ROOTED
+from fastcomm.trace.schema import OP, ROOTED
 from fastcomm.units import counted
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
@@ -61,6 +61,7 @@ class Clocks(NamedTuple):
     offsets: Mapping[int, int]
     is_aligned: bool
     unaligned: frozenset[tuple[int, int]]  # pairs of ranks, the lower first
+    is_host_run: bool = False  # whether operations may end before the communication
 
     def are_known(self, rank: Ints, other: Ints) -> Flags:
         """Return which pairs of ranks can be compared."""
@@ -83,6 +84,7 @@ class MatchCounts(NamedTuple):
     by_partner: int  # sides of messages, matched by their partners
     by_ends: int  # without a group: matched by order and ends on all ranks
     incomplete: int  # collectives that some member lacks
+    apart: int  # collectives and messages left out as their members do not run at once
     refused: int  # collectives left out as sizes, roots or ids of members differ
     unlike: int  # matched by number though ids differ in all of the group
     alone: int  # sides of messages whose other side has a rank that was read, but no match
@@ -190,7 +192,7 @@ class AlignedEvents:
         return cls(
             batches=batches,
             offsets=offsets,
-            clocks=Clocks(by_rank, is_aligned, unaligned),
+            clocks=Clocks(by_rank, is_aligned, unaligned, is_host_run),
             ungrouped=ungrouped_,
             size=len(ranks),
         )
@@ -288,11 +290,12 @@ def match_events(
     matches = match_collectives(events, rows)
     completeness = Completeness.of(events, rows, matches)
     collectives = collective_participants(events, rows, matches, completeness)
-    timed = _comparable(events, collectives, clocks)
+    comparable = _comparable(events, collectives, clocks)
     messages = message_participants(events, sides, row_offsets)
-    partner = events.partner[messages.row]
-    comparable = messages.of_rows(clocks.are_known(events.rank[messages.row], partner))
-    participants = concatenate(timed, comparable)
+    is_known = clocks.are_known(events.rank[messages.row], events.partner[messages.row])
+    together = concatenate(comparable, messages.of_rows(is_known))
+    applied = row_offsets if clocks.is_aligned else np.zeros_like(row_offsets)
+    participants = together if clocks.is_host_run else _at_once(events, together, applied)
     is_numbered = np.zeros(len(events.rank), np.bool_)
     is_numbered[rows[matches.numbered]] = True
     by_number = int(is_numbered[collectives.row].sum())
@@ -308,11 +311,11 @@ def match_events(
         by_partner=len(messages.row),
         by_ends=0,
         incomplete=int((~completeness.is_complete).sum()),
+        apart=together.count - participants.count,
         refused=int(matches.refused.max(initial=NONE)) + 1,
         unlike=matches.unlike,
         alone=int(np.isin(events.partner[sides], events.rank).sum()) - len(messages.row),
     )
-    applied = row_offsets if clocks.is_aligned else np.zeros_like(row_offsets)
     return MatchedEvents.of(events, participants, applied), counts, completeness.ranks
 
 
@@ -328,6 +331,35 @@ def _comparable(
     is_known = clocks.are_known(rank, lowest[collectives.number])
     is_unlike = np.bincount(collectives.number, ~is_known, collectives.count) > 0
     return collectives.of_rows(~is_unlike[collectives.number])
+
+
+# On a device no member of a collective ends before the last one starts, but for errors of
+# clocks up to this, in ns. A group of which a larger share does so is not compared at all.
+_CLOCK_ERROR_NS = 20_000
+_MOST_APART = 0.1
+
+
+def _at_once(events: CommunicationEvents, together: Participants, ahead: Ints) -> Participants:
+    """Return the collectives and messages whose members run at the same time at some time.
+
+    `ahead` is, for every event, how far the clock of its rank is ahead, ns. Members of
+    operations with a root may run one after the other.
+    """
+    row, number, count = together.row, together.number, together.count
+    start, stop = events.start[row] - ahead[row], events.stop[row] - ahead[row]
+    latest = np.full(count, NULL)
+    np.maximum.at(latest, number, start)
+    earliest = np.full(count, np.iinfo(np.int64).max)
+    # A send may end before its receive starts, as its data may wait on the way.
+    is_sent = (events.op[row] == OP["SendRecv"]) & events.sends[row]
+    np.minimum.at(earliest, number, np.where(is_sent, np.iinfo(np.int64).max, stop))
+    is_rooted = np.isin(events.op[row], ROOTED)
+    is_apart = (latest - _CLOCK_ERROR_NS > earliest)[number] & ~is_rooted
+    if not is_apart.any():
+        return together
+    groups, group = np.unique(events.group[row], return_inverse=True)
+    share = np.bincount(group, is_apart, len(groups)) / np.bincount(group)
+    return together.of_rows(~is_apart & ((share <= _MOST_APART)[group] | is_rooted))
 
 
 BY_NUMBER = "group and sequence number"
@@ -348,6 +380,7 @@ class Matching:
     messages: int  # with both sides matched
     incomplete: int  # collectives that some member lacks, which are left out
     lacking_ranks: tuple[int, ...]  # members that lack some
+    apart: int  # left out as their members do not run at the same time
     dropped: int  # events of ranks whose sequence could not be aligned with their group
     without_partner: int  # SendRecv without a single known partner, or of unknown group
     ungrouped: int  # collective events of unknown group that were not matched
@@ -381,6 +414,7 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
         messages=matched.messages,
         incomplete=matched.incomplete,
         lacking_ranks=tuple(sorted(comparison.lacking_ranks)),
+        apart=matched.apart,
         dropped=matched.dropped,
         without_partner=int(sums["messages"].to_numpy().sum()) - matched.sides,
         ungrouped=ungrouped_.events - ungrouped_.matched,

@@ -53,9 +53,10 @@ def _wrong_starts(events: Events, work: Ints) -> list[str]:
     part = _parts(events)
     launch = events.launch_of(work)
     is_parted = (launch >= 0) & (part[launch] != part[work])
-    rows, distance = work[is_parted], np.abs(events.start[work] - events.start[launch])[is_parted]
+    rows, launch = work[is_parted], launch[is_parted]
     if not len(rows):
         return []
+    distance = np.abs(events.start[rows] - events.start[launch])
     farthest = np.argsort(-distance, kind="stable")[:_MOST_NAMED]
     named = ", ".join(
         f"{_name(events, rows[k])!r} is {format_ns(int(distance[k]))} from its launch"
