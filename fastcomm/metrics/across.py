@@ -362,9 +362,9 @@ def matching_warnings(matching: Matching) -> Iterator[str]:
     if matching.apart > SMALL * (matching.collectives + matching.messages):
         yield (
             f"{matching.apart} of {matching.collectives + matching.messages} collectives and "
-            "messages are left out of skew, waits and transfers: on the clocks that are "
-            "compared, members end before others start. Clocks drift, events are matched "
-            "wrongly, or the operations do not wait for each other"
+            "messages are left out of skew, waits and transfers: on aligned clocks, "
+            "members end before others start. Clocks drift, events are matched wrongly, or "
+            "the operations do not wait for each other"
         )
     count = matching.incomplete + matching.collectives
     if matching.incomplete <= SMALL * count:

@@ -36,7 +36,7 @@ from fastcomm.metrics.skew import NO_PAIR, MatchedCollectives, Skews, Transfers,
 from fastcomm.metrics.spill_files import Cells, EventBatch
 from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
-from fastcomm.trace.schema import OP, ROOTED
+from fastcomm.trace.schema import FROM_ROOT, OP, ROOTED, TO_ROOT
 from fastcomm.units import counted
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
@@ -295,7 +295,9 @@ def match_events(
     is_known = clocks.are_known(events.rank[messages.row], events.partner[messages.row])
     together = concatenate(comparable, messages.of_rows(is_known))
     applied = row_offsets if clocks.is_aligned else np.zeros_like(row_offsets)
-    participants = together if clocks.is_host_run else _at_once(events, together, applied)
+    # Clocks as recorded are compared as they are.
+    is_checked = clocks.is_aligned and not clocks.is_host_run
+    participants = _at_once(events, together, applied) if is_checked else together
     is_numbered = np.zeros(len(events.rank), np.bool_)
     is_numbered[rows[matches.numbered]] = True
     by_number = int(is_numbered[collectives.row].sum())
@@ -333,33 +335,39 @@ def _comparable(
     return collectives.of_rows(~is_unlike[collectives.number])
 
 
-# On a device no member of a collective ends before the last one starts, but for errors of
+# On a device, nobody who waits for a member ends before that one starts, but for errors of
 # clocks up to this, in ns. A group of which a larger share does so is not compared at all.
 _CLOCK_ERROR_NS = 20_000
 _MOST_APART = 0.1
 
 
 def _at_once(events: CommunicationEvents, together: Participants, ahead: Ints) -> Participants:
-    """Return the collectives and messages whose members run at the same time at some time.
+    """Return the collectives and messages in which none ends before those it waits for start.
 
-    `ahead` is, for every event, how far the clock of its rank is ahead, ns. Members of
-    operations with a root may run one after the other.
+    `ahead` is, for every event, how far the clock of its rank is ahead, ns.
     """
     row, number, count = together.row, together.number, together.count
     start, stop = events.start[row] - ahead[row], events.stop[row] - ahead[row]
-    latest = np.full(count, NULL)
-    np.maximum.at(latest, number, start)
-    earliest = np.full(count, np.iinfo(np.int64).max)
-    # A send may end before its receive starts, as its data may wait on the way.
-    is_sent = (events.op[row] == OP["SendRecv"]) & events.sends[row]
-    np.minimum.at(earliest, number, np.where(is_sent, np.iinfo(np.int64).max, stop))
-    is_rooted = np.isin(events.op[row], ROOTED)
-    is_apart = (latest - _CLOCK_ERROR_NS > earliest)[number] & ~is_rooted
+    is_needed, waits = _dependence(events, row)
+    latest, earliest = np.full(count, NULL), np.full(count, np.iinfo(np.int64).max)
+    np.maximum.at(latest, number[is_needed], start[is_needed])
+    np.minimum.at(earliest, number[waits], stop[waits])
+    is_apart = (latest - _CLOCK_ERROR_NS > earliest)[number]
     if not is_apart.any():
         return together
     groups, group = np.unique(events.group[row], return_inverse=True)
     share = np.bincount(group, is_apart, len(groups)) / np.bincount(group)
-    return together.of_rows(~is_apart & ((share <= _MOST_APART)[group] | is_rooted))
+    return together.of_rows(~is_apart & (share <= _MOST_APART)[group])
+
+
+def _dependence(events: CommunicationEvents, row: Ints) -> tuple[Flags, Flags]:
+    """Return which members others wait for, and which wait for others."""
+    op, is_root = events.op[row], events.partner[row] == events.rank[row]
+    is_sent = (op == OP["SendRecv"]) & events.sends[row]
+    from_root, to_root = np.isin(op, FROM_ROOT), np.isin(op, TO_ROOT)
+    is_needed = np.where(from_root, is_root, ~(to_root & is_root))
+    waits = np.where(to_root, is_root, ~(from_root & is_root) & ~is_sent)
+    return is_needed, waits
 
 
 BY_NUMBER = "group and sequence number"
