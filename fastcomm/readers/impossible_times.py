@@ -5,7 +5,8 @@ a successor begin some microseconds earlier, but not end earlier. Work that last
 of later work of its stream has a wrong duration. Nodes of CUDA graphs are left out: what is
 recorded as their stream may be that of several branches.
 
-Work that is far from its launch, and from all else, has a wrong start.
+Work that is far from its launch, and from all else, has a wrong start. A lane on which work
+often begins while other work runs is no stream, but several that were merged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -107,29 +108,56 @@ def _described(events: Events, row: int, count: int) -> str:
     return f"{_name(events, row)!r} lasts {lasts} and overlaps {overlapped} of its stream"
 
 
+def merged_work(events: Events, work: Ints) -> tuple[int, int]:
+    """Return how much work begins while other work of its stream runs, and of how much.
+
+    Only of streams in which this is common, as where tools merge traces of several devices.
+    """
+    merged = total = 0
+    for rows, longer, later in _overlaps(events, work, events.start):
+        if len(np.unique(longer)) > max(_FEW, _MOST * len(rows)):
+            merged, total = merged + len(later), total + len(rows)
+    return merged, total
+
+
 def _contradictions(events: Events, work: Ints) -> Iterator[Ints]:
     """Yield per stream the row of the work that lasts beyond each later work."""
+    for rows, longer, _ in _overlaps(events, work, events.stop):
+        if len(np.unique(longer)) <= max(_FEW, _MOST * len(rows)):
+            yield longer
+
+
+def _overlaps(events: Events, work: Ints, moment: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Yield per stream its work, and pairs of which the first ends long after the second.
+
+    Rather, after a moment of the second: its start, or its end. Nodes of graphs are no pairs.
+    """
     lane = events.lane[work]
     order = np.argsort(lane, kind="stable")  # events are sorted by start
     work, lane = work[order], lane[order]
-    stop = events.stop[work]
-    drops = np.flatnonzero((stop[1:] < stop[:-1]) & (lane[1:] == lane[:-1]))
+    stop, moment = events.stop[work], moment[work]
+    drops = np.flatnonzero((moment[1:] < stop[:-1]) & (lane[1:] == lane[:-1]))
     for own in np.unique(lane[drops]).tolist():
         first, end = np.searchsorted(lane, (own, own + 1)).tolist()
         latest = np.maximum.accumulate(stop[first:end])
-        later = np.flatnonzero(stop[first + 1 : end] < latest[:-1] - _APART_NS) + 1
+        later = np.flatnonzero(moment[first + 1 : end] < latest[:-1] - _APART_NS) + 1
         if not len(later):
             continue
         rows = work[first:end]
         longer = rows[np.searchsorted(latest, latest[later - 1])]
-        is_ordered = ~(_in_graph(events, rows, longer) | _in_graph(events, rows, rows[later]))
-        if len(np.unique(longer)) <= max(_FEW, _MOST * len(rows)):
-            yield longer[is_ordered]
+        is_pair = ~(_in_graph(events, rows, longer) | _in_graph(events, rows, rows[later]))
+        yield rows, longer[is_pair], rows[later[is_pair]]
 
 
 def _in_graph(events: Events, work: Ints, rows: Ints) -> Flags:
-    """Return which rows share their launch with other work of the stream."""
+    """Return which rows share their launch with other work of the stream.
+
+    Where several calls have one number, traces were merged.
+    """
     correlation, count = np.unique(events.correlation[work], return_counts=True)
     own = events.correlation[rows]
-    shared: Flags = (count[np.searchsorted(correlation, own)] > 1) & (own != NULL)
-    return shared
+    calls = np.sort(events.correlation[events.rows("runtime")])
+    is_repeated = np.isin(own, calls[1:][calls[1:] == calls[:-1]])
+    is_shared = (count[np.searchsorted(correlation, own)] > 1) & (own != NULL)
+    in_graph: Flags = is_shared & ~is_repeated
+    return in_graph

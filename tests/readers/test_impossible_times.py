@@ -69,6 +69,30 @@ def test_a_lane_whose_work_is_often_out_of_order_is_no_stream(tmp_path):
     assert warned(tmp_path, events) == []
 
 
+def merged(tmp_path, second):
+    """Two ranks of equal processes, devices, streams and numbers of calls in one file."""
+    ranks = [*kernels(40), *second]
+    ranks += [k.launch(event["ts"] - 10, event["args"]["correlation"]) for event in ranks]
+    path = k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#1", 0, 10**6), *ranks])
+    return reader.read(path, TraceOptions()).meta
+
+
+def test_the_work_of_merged_devices_is_not_that_of_one(tmp_path):
+    second = [{**event, "ts": event["ts"] + 300} for event in kernels(40)]
+    meta = merged(tmp_path, second)
+    assert meta.missing_data == ("devices",)
+    (said,) = [text for text in meta.warnings if "merged" in text]
+    assert said.startswith("40 of 80 kernels begin while another one of their stream runs")
+    for apart in (500, 451):  # programmatic launches begin this early
+        second = [{**event, "ts": event["ts"] + apart} for event in kernels(40)]
+        assert merged(tmp_path, second).missing_data == ()
+
+
+def test_one_long_kernel_is_no_other_device(tmp_path):
+    meta = merged(tmp_path, [k.kernel("long", 50, 39_000, correlation=1)])
+    assert meta.missing_data == ()
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 3000), st.integers(1, 900), st.sampled_from([7, 8])),

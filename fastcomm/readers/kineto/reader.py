@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers import check_count
+from fastcomm.readers import check_count, impossible_times
 from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
 from fastcomm.readers.kineto.categories import (
     ARG_NAMES,
@@ -132,6 +132,8 @@ def read(
         missing, notes = (key,), [*notes, reason]
     elif devices:
         missing, notes = ("devices",), [*notes, _several(devices)]
+    elif merged := _merged(events):
+        missing, notes = ("devices",), [*notes, merged]
     elif unknown_work.events:
         missing, reason = explain_unknown_work(unknown_work, encoding.work_categories(path))
         notes = [*notes, reason]
@@ -214,6 +216,18 @@ def _several(devices: Sequence[ProcessDevice]) -> str:
     return (
         f"the file has the work of {len(devices)} devices ({names}), so that times of its "
         "device are n/a. Each is a rank of its own if you give fastcomm this file alone"
+    )
+
+
+def _merged(events: Events) -> str | None:
+    """Return the warning about a file that has several devices as one; None if it has not."""
+    merged, count = impossible_times.merged_work(events, events.rows("kernel"))
+    if not merged:
+        return None
+    return (
+        f"{merged} of {count} kernels begin while another one of their stream runs, as where "
+        "traces of several devices are merged whose processes, devices and streams have equal "
+        "numbers: times of the device are n/a. Give fastcomm the trace of each rank instead"
     )
 
 
