@@ -74,9 +74,23 @@ def _reason_against(folder: Path) -> str:
         return "belongs to another user"
     if status.st_mode & _OTHERS and not status.st_mode & stat.S_ISVTX:
         return "can be changed by other users (chmod +t protects the files in it)"
-    if not stat.S_ISDIR(status.st_mode) or not os.access(place, os.W_OK | os.X_OK):
+    if not stat.S_ISDIR(status.st_mode) or not _can_be_written(place):
         return "cannot be written to"
     return ""
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Return whether files can be created in a directory, full or not."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    # The system permits root what a file system such as /sys does not.
+    probe = folder / f"fastcomm-{os.urandom(8).hex()}"
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        return error.errno not in (errno.EPERM, errno.EACCES, errno.EROFS)
+    return True
 
 
 def is_in_working_directory(place: Path) -> bool:

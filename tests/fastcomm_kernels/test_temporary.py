@@ -92,6 +92,15 @@ def test_a_directory_of_another_user_is_not_used(choose, tmp_path):
         assert temporary.root() == system
 
 
+def test_a_directory_is_not_used_in_which_not_even_root_can_write(choose, tmp_path):
+    sealed, system = Path("/sys"), folder_of(tmp_path / "system")
+    if not sealed.is_dir():
+        pytest.skip("this system has no /sys")
+    choose(sealed, system)
+    assert temporary.root() == system
+    assert list(system.iterdir()) == []
+
+
 def test_without_any_directory_there_is_an_error_and_no_code_on_disk(choose, tmp_path):
     (tmp_path / "file").write_text("")
     choose(tmp_path / "none", tmp_path / "file")

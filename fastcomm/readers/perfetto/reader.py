@@ -116,6 +116,11 @@ def _warnings(path: Path, events: SliceTimeline) -> list[str]:
             f"{path}: {events.open_slices} slices have no end, or no possible time, and were "
             "left out"
         )
+    if events.unnamed:
+        notes.append(
+            f"{path}: {counted(events.unnamed, 'event')} without a name, as where the recording "
+            "has lost the packets with names: communication may be missing"
+        )
     return notes
 
 

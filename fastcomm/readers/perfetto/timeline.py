@@ -67,6 +67,7 @@ class SliceTimeline:
     scanned: Scanned
     is_from_torch: bool  # whether device work is in stages, which end early where they overlap
     open_slices: int  # without an end, or with an impossible time
+    unnamed: int  # whole events without a name, or whose name is not in the file
     waits: tuple[tuple[int, int], ...]  # rows of stages that wait, and of what they wait for
 
 
@@ -112,8 +113,15 @@ class _TimelineBuilder:
             scanned=scanned,
             is_from_torch=bool(self.is_stage.any()),
             open_slices=len(is_whole) - scanned.event_count,
+            unnamed=int(np.count_nonzero(is_whole & self._lack_names())),
             waits=tuple(self._waits(rows)),
         )
+
+    def _lack_names(self) -> Flags:
+        """Return which slices lack a name, and which stages also that of their kind."""
+        starts = self.starts
+        flags: Flags = (starts["name"] < 0) & (~self.is_stage | (starts["kind"] < 0))
+        return flags
 
     def _waits(self, rows: Ints) -> Iterator[tuple[int, int]]:
         """Yield the places among `rows` of stages that wait, and of what they wait for."""

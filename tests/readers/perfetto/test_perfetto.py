@@ -278,6 +278,20 @@ def test_slices_without_an_end_are_counted(tmp_path):
     assert any("1 slices have no end" in text for text in warnings)
 
 
+def test_events_whose_names_are_lost_are_counted(tmp_path):
+    """As where a ring of packets has lost the oldest ones, which have the names."""
+    writer = Writer()
+    writer.begin(10**18, 2, 77, "cpu_op")
+    writer.end(10**18 + 5, 2)
+    path = tmp_path / "rank0.pftrace"
+    path.write_bytes(a_rank() + writer.text())
+    warnings = fastcomm.open(path).read(0).meta.warnings
+    assert any("1 event without a name" in text for text in warnings)
+    path.write_bytes(a_rank())
+    warnings = fastcomm.open(path).read(0).meta.warnings
+    assert not any("without a name" in text for text in warnings)
+
+
 def test_a_json_file_is_no_perfetto_trace_whatever_its_name(tmp_path):
     path = tmp_path / "rank0.pftrace"
     path.write_text('\n{"traceEvents": []}')
