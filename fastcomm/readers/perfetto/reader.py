@@ -118,8 +118,8 @@ def _warnings(path: Path, events: SliceTimeline) -> list[str]:
         )
     if events.unnamed:
         notes.append(
-            f"{path}: {counted(events.unnamed, 'event')} without a name, as where the recording "
-            "has lost the packets with names: communication may be missing"
+            f"{path}: {counted(events.unnamed, 'event')} without a name, as where the "
+            "recording has lost the packets with names: communication may be missing"
         )
     return notes
 
