@@ -95,8 +95,9 @@ def errors_of(path: str) -> Iterator[None]:
 def find(trace: Trace, window: Window) -> TimeRange:
     """Find a window in a trace.
 
-    Without options this is the second iteration, or the only one: the first lacks the device
-    work that was launched before the trace began. Raises WindowError if there is none.
+    Without options this is the second iteration, or the next one with work, or the only one:
+    the first lacks the device work that was launched before the trace began. Raises WindowError
+    if there is none.
     """
     if window.annotation == "":
         return TimeRange(start=-_ALL, stop=_ALL)
@@ -111,13 +112,26 @@ def find(trace: Trace, window: Window) -> TimeRange:
 
     number = window.step
     if number is None:
-        number = numbers[min(1, len(numbers) - 1)]
+        number = numbers[_default_place(trace)]
     if number not in numbers:
         raise WindowError(
             f"{trace.meta.path}: no step {number}; the trace has {ranges(sorted(numbers))}"
         )
     row = trace.iterations.slice(numbers.index(number), 1).to_pylist()[0]
     return TimeRange(start=row["start"], stop=row["stop"], step=number)
+
+
+def _default_place(trace: Trace) -> int:
+    """Return the place of the first iteration with work or calls, the very first one last."""
+    is_active = np.isin(trace.events["kind"].to_numpy(), _ACTIVE)
+    moment = np.sort(trace.events["start"].to_numpy()[is_active])
+    low, high = (
+        np.searchsorted(moment, trace.iterations[name].to_numpy()) for name in ("start", "stop")
+    )
+    count = trace.iterations.num_rows
+    active: list[int] = np.flatnonzero(high > low).tolist()
+    later = [place for place in active if place] or active
+    return later[0] if later else min(1, count - 1)
 
 
 def _annotated(trace: Trace, window: Window) -> TimeRange:
@@ -143,6 +157,7 @@ _ON_HOST = ("annotation", "cpu_op", "runtime", "python", "other")
 
 
 _WORK = [KIND[name] for name in ("kernel", "memcpy", "memset")]
+_ACTIVE = [*_WORK, KIND["cpu_op"], KIND["runtime"]]
 _ON_DEVICE = ("gpu_compute_bound", "gpu_memory_bound", "gpu_communication_bound")
 _NOTEWORTHY = 0.1  # share of the path from which a note is due
 _BUSY = 0.9  # share of the path from which the device counts as busy

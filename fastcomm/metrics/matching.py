@@ -456,7 +456,7 @@ def _note(counts: MatchCounts, ungrouped_: Ungrouped) -> str | None:
         notes.append(
             f"{counted(counts.alone, 'side')} of messages not matched with the other side: the "
             "ranks recorded different steps, events are lost, or messages repeat themselves, "
-            "so that several places fit; numbered steps would tell."
+            "so that several places fit."
         )
     return " ".join(note for note in notes if note) or None
 

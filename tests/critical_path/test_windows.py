@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import fastcomm
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyze
-from fastcomm.critical_path.window import WindowError
+from fastcomm.critical_path.window import WindowError, find
 from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions, Window
@@ -48,7 +48,7 @@ def test_missing_windows_are_errors(path_of, tmp_path):
     found = path_of(*events, wanted=Window(annotation="ProfilerStep#3", exact=True))
     assert found.about.clipped == 2
     assert path_of(*events, wanted=Window(step=3), by=hta.find_path).about.clipped == 2
-    assert path_of(*events, wanted=Window()).about.clipped == 0
+    assert path_of(*events, wanted=Window(step=30)).about.clipped == 0
     metrics_only = reader.read(tmp_path / "rank0.json", TraceOptions())
     with pytest.raises(FastcommError, match="only the columns for metrics were read"):
         analyze(metrics_only)
@@ -277,6 +277,23 @@ def test_a_window_without_events_is_an_error(tmp_path, command):
     path = k.write(tmp_path / "rank0.json", [*events, *late])
     error = invoke(*command, path, "--step", "9", code=2).stderr
     assert f"{path}: the window has no event that a path could go through" in error
+
+
+@pytest.mark.parametrize(
+    ("busy", "step"), [((0, 1, 2), 1), ((0, 2, 3), 2), ((0, 3), 3), ((0,), 0), ((), 1)]
+)
+def test_the_usual_step_is_the_second_or_the_next_with_work(tmp_path, busy, step):
+    marks = [k.mark(f"ProfilerStep#{n}", 100 * n, 100) for n in range(4)]
+    events = [
+        event
+        for n in busy
+        for event in (
+            call("cudaLaunchKernel", 100 * n + 1, 2, n),
+            work("gemm", 100 * n + 4, 5, n),
+        )
+    ]
+    path = k.write(tmp_path / "rank0.json", [*marks, *events])
+    assert find(read(path), Window()).step == step
 
 
 def test_a_trace_without_events_in_any_window_is_no_wrong_usage(tmp_path):
