@@ -229,16 +229,16 @@ def _outermost(
     marks: Marks, rows: list[int], numbers: Mapping[int, int]
 ) -> tuple[list[int], list[str]]:
     """Return the marks that lie in no other one, and a warning if others have other numbers."""
-    kept: list[int] = []
+    outer: list[int] = []
     parts = 0
     for row in sorted(rows, key=lambda row: (marks.start[row], -marks.stop[row])):
-        if kept and marks.stop[row] <= marks.stop[kept[-1]]:
-            parts += numbers[row] != numbers[kept[-1]]
+        if outer and marks.stop[row] <= marks.stop[outer[-1]]:
+            parts += numbers[row] != numbers[outer[-1]]
         else:
-            kept.append(row)
+            outer.append(row)
     if not parts:
-        return kept, []
-    return kept, [
+        return outer, []
+    return outer, [
         f"{counted(parts, 'mark')} inside of others of the same kind are parts of steps, and "
         "are left out: --iteration-regex selects"
     ]
