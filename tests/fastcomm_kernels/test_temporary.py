@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import sys
 import tempfile
 from pathlib import Path
 
