@@ -164,6 +164,28 @@ def test_sigterm_leaves_no_files_or_processes(many, tmp_path):
     assert not list(tmp_path.glob("fastcomm-*"))
 
 
+def test_sigterm_ends_the_server_that_compiles_kernels(many, tmp_path):
+    """On a machine without compiled code, which takes the server half a minute to compile."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", "fastcomm", "metrics", str(many), "--workers", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={
+            **os.environ,
+            "TMPDIR": str(tmp_path),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        },
+    )
+    compiled = tmp_path / "cache" / "fastcomm"
+    while started.poll() is None and not list(compiled.glob("*/*.nbc")):
+        sleep(0.01)
+    processes = below(started.pid)
+    started.terminate()
+    assert started.wait(timeout=30) == 128 + signal.SIGTERM
+    assert all_end(processes, seconds=10)
+    assert not list(tmp_path.glob("fastcomm-*"))
+
+
 _MOMENTS = [
     (("--workers", "2"), (signal.SIGINT,), 0.2),
     (("--workers", "2"), (signal.SIGTERM, signal.SIGINT), 0.6),
