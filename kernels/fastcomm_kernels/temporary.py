@@ -80,10 +80,10 @@ def _reason_against(folder: Path) -> str:
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Return whether files can be created in a directory, full or not."""
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return False
-    # The system permits root what a file system such as /sys does not.
+    """Return whether files can be created in a directory, full or not.
+
+    `os.access` permits root what a file system such as /sys does not.
+    """
     probe = folder / f"fastcomm-{os.urandom(8).hex()}"
     try:
         probe.mkdir()
