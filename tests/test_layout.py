@@ -24,7 +24,7 @@ MODULES = {
 
 SETTINGS = tomllib.loads((ROOT.parent / "pyproject.toml").read_text("utf-8"))
 CONTRACTS = {row["name"]: row for row in SETTINGS["tool"]["importlinter"]["contracts"]}
-MODELS = "analyses|metrics|kernels|critical_path|replay|stragglers|isp|dispatch"
+MODELS = "analyses|idle|metrics|kernels|critical_path|replay|stragglers|isp|dispatch"
 # Functions that a report may call: they describe a result in words, or explain its terms.
 DESCRIPTIONS = {
     "fastcomm.analyses.info.kinds",
@@ -40,9 +40,9 @@ DESCRIPTIONS = {
     "fastcomm.metrics.gaps.outside_sentence",
     "fastcomm.metrics.gaps.outside_warning",
     "fastcomm.metrics.gaps.reason",
-    "fastcomm.metrics.idle.explained",
-    "fastcomm.metrics.idle.largest",
-    "fastcomm.metrics.idle.sentence",
+    "fastcomm.idle.totals.explained",
+    "fastcomm.idle.totals.largest",
+    "fastcomm.idle.totals.sentence",
     "fastcomm.replay.result.graphml",
 }
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from fastcomm.errors import ConfigError
 from fastcomm.kernels.attribution import absent
 from fastcomm.kernels.result import Kernels
-from fastcomm.metrics.findings import SYMPTOMS
+from fastcomm.metrics.findings.detection import identity
 from fastcomm.options import KernelKey
 
 # What `fastcomm compare` compares.
@@ -177,12 +177,8 @@ def cause_changes(before: Object, after: Object) -> tuple[CauseChange, ...]:
 def _causes(metrics: Object) -> dict[tuple[Any, ...], Object]:
     """Return the findings that name causes, by what identifies them in another run."""
     findings = metrics.get("findings") or ()
-    causes = [finding for finding in findings if finding["kind"] not in SYMPTOMS]
-    # Pauses visit any ranks, and others in each run.
-    return {
-        (cause["kind"], *(() if cause["kind"] == "pauses" else cause["ranks"])): cause
-        for cause in causes
-    }
+    named = ((identity(finding["kind"], finding["ranks"]), finding) for finding in findings)
+    return {key: finding for key, finding in named if key is not None}
 
 
 def _mean_step(metrics: Object) -> float:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fastcomm.analyses.workers import executor_of
 from fastcomm.errors import ConfigError
@@ -11,15 +10,13 @@ from fastcomm.executors import Executor, Progress, Task
 from fastcomm.hardware import load_node
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
-from fastcomm.metrics.findings import Evidence, Finding, findings_table, in_order
+from fastcomm.metrics.findings.finding import findings_table, in_order
+from fastcomm.metrics.findings.slow_gemms import slow_gemms
 from fastcomm.metrics.nodes import NetworkLevel, NodeFacts
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import ByteKind, ClockAlignment, MetricsOptions
 from fastcomm.readers.runs import with_world
 from fastcomm.trace.run import RunTraces, SkippedRank, Spread, agreed_size, ranges
-
-if TYPE_CHECKING:
-    from fastcomm.kernels.result import Kernels
 
 
 def compute_metrics(
@@ -78,31 +75,10 @@ def compute_metrics(
 
     work = WorkQuestion(by=("category",), steps=options.steps, flops=True, gpu=options.gpu)
     (kernels,) = answered(run, work, workers=executor, keep_going=keep_going)
-    findings = in_order([*measured.findings, *_slow_gemms(kernels)])
+    gemms = slow_gemms(kernels.findings, kernels.read.ranks, kernels.step_ns or 0.0)
+    findings = in_order([*measured.findings, *gemms])
     tables = {**measured.tables, "findings": findings_table(findings)}
     return replace(measured, flops=kernels.flops, findings=findings, tables=tables)
-
-
-def _slow_gemms(kernels: "Kernels") -> list[Finding]:
-    """Return a finding for GEMMs that take longer than they need to."""
-    step = kernels.step_ns or 0.0
-    return [
-        Finding(
-            kind="slow_gemm",
-            text=f"{one.text}.",
-            ranks=kernels.read.ranks,
-            cost_ns=one.cost_share * step,
-            share=one.cost_share,
-            confidence="medium" if one.is_measured else "low",
-            evidence=Evidence(
-                problem=one.problem,
-                gemm_ns=one.share * step,
-                reached=one.reached,
-                plausible=one.plausible,
-            ),
-        )
-        for one in kernels.findings
-    ]
 
 
 def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:

@@ -13,14 +13,13 @@ from fastcomm.critical_path.candidates import Candidate, try_each
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress
-from fastcomm.metrics.findings import Finding
+from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import EditOptions, PathOptions, ReportOptions, Window
 from fastcomm.trace.run import RunTraces
 
 _MOST_RANKS = 16
 _MOST_BYTES = 256 << 20  # of all files: a page should not take long
-_PAIR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,19 +109,5 @@ def _answers(
     """
     if not isinstance(critical, CriticalPath) or not critical.about.rules.is_exact:
         return (None,) * len(findings)
-    return try_each(Replay(critical), [_fix(finding) for finding in findings])
-
-
-def _fix(finding: Finding) -> EditOptions:
-    """Return the edit that removes the cause of a finding; without edits if there is none."""
-    ranks, tag, cause = finding.ranks, finding.evidence.tag, finding.evidence.idle_cause
-    if finding.kind == "exposed_communication":
-        return EditOptions(scale=(f"comm:{tag}=0.5",)) if tag else EditOptions()
-    if finding.kind == "slow_link":
-        return EditOptions(heal=(f"link:{ranks[0]}-{ranks[1]}",) if len(ranks) == _PAIR else ())
-    if finding.kind == "idle":
-        removed = {"launch_bound": "launches", "kernel_gaps": "gaps"}.get(cause or "")
-        return EditOptions(remove=(removed,) if removed else ())
-    if finding.is_symptom or len(ranks) != 1:
-        return EditOptions()
-    return EditOptions(heal=(f"rank:{ranks[0]}",))
+    edits = [finding.fix.edit if finding.fix else EditOptions() for finding in findings]
+    return try_each(Replay(critical), edits)

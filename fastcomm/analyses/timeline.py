@@ -28,7 +28,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.executors import Executor, Progress, Task, both
 from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import RankMeans
-from fastcomm.metrics.findings import Finding
+from fastcomm.metrics.findings.finding import Finding, ShownEvents
 from fastcomm.metrics.result import Metrics
 from fastcomm.trace.run import RunTraces, named_ranks
 from fastcomm.trace.schema import OP, TAG, TAGS
@@ -95,21 +95,10 @@ def _costliest(
     step: TimelineStep, ranks: Sequence[int], finding: Finding
 ) -> tuple[int, Moment] | None:
     """Return the cost and the place of the costliest event of a finding in a step, if any."""
-    events, caused = step.events, _wait_caused(step)
-    duration, is_comm = events["duration"], events["kind"] >= FIRST_TAG
-    if finding.kind == "copies":
-        cost = np.where(events["kind"] == KINDS.index("copy"), duration, 0)
-    elif finding.kind == "slow_link":
-        tags = [KINDS.index(tag) for tag in (finding.evidence.tag or "").split("+") if tag]
-        is_own = np.isin(events["kind"], tags) if tags else is_comm
-        cost = np.where(is_own, duration - np.maximum(events["wait"], 0), 0)
-    elif finding.kind == "exposed_communication":
-        cost = np.where(is_comm, duration, 0)
-    elif finding.is_symptom:
+    if finding.moment is None:
         return None
-    else:
-        collectives = np.where(events["op"] == OP["SendRecv"], 0, caused)
-        cost = collectives if collectives.any() else caused
+    events, caused = step.events, _wait_caused(step)
+    cost, duration = _costs(step, finding.moment, caused), events["duration"]
     cost = np.where(np.isin(events["rank"], ranks), cost, 0)
     if not cost.any():
         return None
@@ -121,6 +110,22 @@ def _costliest(
         at=int(events["start"][row]) + length // 2,
         around=3 * (length + int(caused[row])),
     )
+
+
+def _costs(step: TimelineStep, shown: ShownEvents, caused: Ints) -> Ints:
+    """Return what each event costs by which a finding shows; `caused` are the waits, in ns."""
+    events = step.events
+    kind, duration = events["kind"], events["duration"]
+    if shown.events == "copies":
+        return np.where(kind == KINDS.index("copy"), duration, 0)
+    if shown.events == "communication":
+        return np.where(kind >= FIRST_TAG, duration, 0)
+    if shown.events == "transfers":
+        tags = [KINDS.index(tag) for tag in shown.tags]
+        is_own = np.isin(kind, tags) if tags else kind >= FIRST_TAG
+        return np.where(is_own, duration - np.maximum(events["wait"], 0), 0)
+    collectives = np.where(events["op"] == OP["SendRecv"], 0, caused)
+    return collectives if collectives.any() else caused
 
 
 def _wait_caused(step: TimelineStep) -> Ints:

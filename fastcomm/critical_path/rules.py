@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph import EDGE_KINDS, Graph, LongestPath
+from fastcomm.idle.causes import LOADING
 from fastcomm.regexes import is_match
 from fastcomm.trace.columns import filled, first_seen, text_codes
 from fastcomm.trace.events import lane_streams
-from fastcomm.trace.host_activity import LOADING
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import graph as graphs

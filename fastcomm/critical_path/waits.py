@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.critical_path.window import TimeRange
+from fastcomm.idle.causes import LOADING
 from fastcomm.trace import host_names
 from fastcomm.trace.columns import Integers, codes, filled, pair_codes
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.host_activity import LOADING
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels

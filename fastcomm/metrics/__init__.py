@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm.metrics import breakdown, gaps, idle, network, spill_files, traffic
+from fastcomm.idle import totals
+from fastcomm.metrics import breakdown, gaps, network, spill_files, traffic
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.view import Stack, View
 from fastcomm.options import ByteKind
@@ -64,7 +65,7 @@ class Partial:
     spilled_windows: tuple[Path, ...] = ()  # spill files of windows
     tagged: pa.Table | None = None  # a row per rank, process group and tag of its events
     sums: pa.Table | None = None  # `traffic.sums_by_rank` of the spilled events
-    idle: pa.Table | None = None  # `idle.EVIDENCE`: a row per rank, cause and name
+    idle: pa.Table | None = None  # `idle.totals.EVIDENCE`: a row per rank, cause and name
     sent: pa.Table | None = None  # `network.sent_by_rank`
 
     def batches(self) -> tuple[EventBatch, ...]:
@@ -107,7 +108,7 @@ class Partial:
         missing = traces[0].meta.missing_data
         is_alike = all(trace.meta.missing_data == missing for trace in traces)
         on_clock = traces if by_host else tuple(trace.on_device_clock() for trace in traces)
-        idle_times = [idle.of_trace(trace, by_host=by_host) for trace in traces]
+        idle_times = [totals.of_trace(trace, by_host=by_host) for trace in traces]
         stack = Stack.of(on_clock, idle_times) if is_alike else None
         if stack is None:
             return merge(
@@ -126,7 +127,7 @@ class Partial:
                 pa.table(
                     {
                         **breakdown.iteration_columns(view),
-                        **idle.iteration_columns(view),
+                        **totals.iteration_columns(view.idle),
                         **traffic.iteration_columns(view),
                     }
                 ),
@@ -137,7 +138,7 @@ class Partial:
             groups=_group_rows(stack, view.labels),
             members=_group_members(stack, view.labels),
             tagged=_tagged(stack),
-            idle=idle.evidence(on_clock, idle_times, only),
+            idle=totals.evidence(on_clock, idle_times, only),
             sent=network.sent_by_rank(view),
         )
 

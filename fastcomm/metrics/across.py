@@ -5,13 +5,15 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange.clocks import ClockOffset
-from fastcomm.metrics import findings, idle, suspects
+from fastcomm.idle import totals
 from fastcomm.metrics import outliers as heat_
-from fastcomm.metrics.findings import Evidence, Finding, in_order, per_step
+from fastcomm.metrics.findings import detection
+from fastcomm.metrics.findings.finding import Finding
+from fastcomm.metrics.findings.slow_links import slow_links
+from fastcomm.metrics.findings.suspects import Measurements
 from fastcomm.metrics.links import (
     GroupSummary,
     Link,
@@ -21,36 +23,23 @@ from fastcomm.metrics.links import (
     links,
     longer_exchange,
     pipeline_stages,
-    slow_links,
 )
 from fastcomm.metrics.matching import AlignedEvents, Matching, compare_all, matching
 from fastcomm.metrics.outliers import (
-    NORMAL,
     Heat,
     HeatArrays,
     Outlier,
-    lower_median,
     outliers,
-    peers_of,
 )
 from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
 from fastcomm.metrics.spill_files import EventBatch
-from fastcomm.metrics.suspects import Measurements
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.options import ClockAlignment
 from fastcomm.trace.columns import filled, table_of
 from fastcomm.trace.run import Spread, named_ranks, ranges
 from fastcomm.trace.schema import TAG
 from fastcomm.trace.trace import SMALL
-from fastcomm.units import format_ns, plural
-from fastcomm_kernels.arrays import NULL, Floats, Ints
-
-# Pauses: minimum length as a share of the step, and in scaled deviations of usual differences.
-_LEAST_PAUSE = 0.05
-_LEAST_DEVIATIONS = 6.0
-_LEAST_COUNT = 3
-# If one rank has more than this share of the pauses, it is that rank that is late.
-_MOST_OF_ONE = 0.5
+from fastcomm.units import plural
 
 ClockTimes = Literal["aligned", "partly aligned", "unknown", "raw"]
 
@@ -191,7 +180,7 @@ def across(
         common_wait_caused=partial(_common_wait_caused, waits_, groups),
         longer=partial(longer_exchange, comparison, steps, material.groups),
         is_host_run=material.is_host_run,
-        idle=idle.by_rank(material.iterations),
+        idle=totals.by_rank(material.iterations),
     )
     slow = slow_links(links_, comparison, grid, is_host_run=material.is_host_run)
     result = Across(
@@ -204,21 +193,9 @@ def across(
         links=tuple(item.link for item in links_),
         heat=grid.heat(),
         outliers=outliers(grid, stage),
-        causes=_causes(measurements, slow, by_rank if is_aligned else ()),
+        causes=detection.causes(measurements, slow, by_rank if is_aligned else ()),
     )
     return result, _tables(result, grid)
-
-
-def _causes(
-    measurements: Measurements, slow: Sequence[Finding], by_rank: Sequence[RankWaits]
-) -> tuple[Finding, ...]:
-    """Return the causes of lost time in order; without any, the rank that is late.
-
-    `slow` are findings on links, `by_rank` waits on aligned clocks, empty without these.
-    """
-    own, paused = suspects.own_work(measurements), rotating_pauses(measurements)
-    causes = in_order([*_unexplained(own, paused), *paused, *slow])
-    return causes or in_order(suspects.late_rank(measurements, by_rank))
 
 
 def _common_wait_caused(
@@ -240,95 +217,6 @@ def _common_wait_caused(
         for tag in sorted(tags)
     )
     return max(by_tag, key=lambda by_rank: sum(by_rank.values()), default={})
-
-
-def rotating_pauses(measured: Measurements) -> list[Finding]:
-    """Return a finding on long pauses that visit one rank after another, or none.
-
-    No rank is slower than the others then. Garbage collection of Python is the usual cause:
-    each process collects at its own time, and each time all others wait for it.
-    """
-    grid = measured.grid
-    longer, others = (np.full(grid.values["idle_ns"].shape, np.nan) for _ in range(2))
-    for rows in peers_of(grid, measured.stage):
-        if len(rows) > 1:
-            longer[rows], others[rows] = _longer(measured, rows)
-    is_pause = longer > 0
-    counts = is_pause.sum(axis=1)
-    if counts.sum() < _LEAST_COUNT or counts.max() > _MOST_OF_ONE * counts.sum():
-        return []
-    # Pauses of one step are not added: all wait for the longest.
-    costs = np.where(is_pause, longer, 0).max(axis=0)
-    ranks = tuple(grid.ranks[counts > 0].tolist())
-    mean = float(longer[is_pause].mean())
-    evidence = Evidence(
-        steps=len(costs),
-        spread_ns=findings.spread(costs),
-        idle_ns=mean + float(others[is_pause].mean()),
-        peers_idle_ns=float(others[is_pause].mean()),
-    )
-    return [_pause_finding(measured, ranks, costs, mean, evidence)]
-
-
-def _unexplained(own: Sequence[Finding], paused: Sequence[Finding]) -> list[Finding]:
-    """Return the findings on single ranks that pauses in turns do not explain.
-
-    In a few steps, some ranks pause once more than others, and are idle longer on average.
-    """
-    return [
-        suspect
-        for suspect in own
-        if suspect.kind != "jittery_host"
-        or not any(
-            set(suspect.ranks) <= set(pause.ranks) and suspect.cost_ns < pause.cost_ns
-            for pause in paused
-        )
-    ]
-
-
-def _longer(measured: Measurements, rows: Ints) -> tuple[Floats, Floats]:
-    """Return by how long ranks pause per step, 0 if they do not, and the idle time of peers.
-
-    `rows` are the ranks of one stage. A pause counts if others wait for at least half of it.
-    """
-    idle, exposed = (_times(measured.grid, name, rows) for name in ("idle_ns", "exposed_ns"))
-    peers = lower_median(idle)
-    longer = idle - peers
-    finite = longer[~np.isnan(longer)]
-    typical = NORMAL * float(np.median(np.abs(finite))) if len(finite) else 0.0
-    least = max(_LEAST_PAUSE * measured.step_ns, _LEAST_DEVIATIONS * typical)
-    is_awaited = lower_median(exposed) - exposed >= longer / 2
-    is_pause = (longer > least) & is_awaited
-    return np.where(is_pause, longer, 0), np.broadcast_to(peers, longer.shape)
-
-
-def _times(grid: HeatArrays, name: str, rows: Ints) -> Floats:
-    """Return a measure in ns, shape (ranks, steps); NaN if unknown."""
-    values = grid.values[name][rows]
-    return np.where(values == NULL, np.nan, values.astype(np.float64))
-
-
-def _pause_finding(
-    measured: Measurements,
-    ranks: Sequence[int],
-    costs: Floats,
-    mean: float,
-    evidence: Evidence,
-) -> Finding:
-    """Return the finding that ranks pause in turns.
-
-    `costs` is the time lost in each step, `mean` the mean length of a pause beyond the peers,
-    both in ns.
-    """
-    cost = float(costs.mean())
-    does = "runs no operator" if measured.is_host_run else "launches nothing"
-    text = (
-        f"{named_ranks(ranks).capitalize()} pause in turns, in {(costs > 0).sum()} of "
-        f"{len(costs)} steps: one of them {does} for {format_ns(mean)} longer than its peers, "
-        "which wait for it, as in garbage collection of Python: "
-        f"+{per_step(cost, measured.step_ns)}."
-    )
-    return suspects.finding(measured, "pauses", tuple(ranks), cost, text, evidence)
 
 
 def expected_members(material: Material) -> ExpectedMembers:

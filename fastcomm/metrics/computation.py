@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fastcomm.idle import totals
+from fastcomm.idle.totals import IdleName
 from fastcomm.metrics import (
     Partial,
     described,
     gaps,
-    idle,
     iteration_clock,
     missing_data,
     note_warnings,
@@ -42,9 +43,9 @@ from fastcomm.metrics.breakdown import (
     windows_cdf,
     windows_from,
 )
-from fastcomm.metrics.findings import Finding, findings_table, in_order
-from fastcomm.metrics.headline import StepTimes, symptoms
-from fastcomm.metrics.idle import IdleName
+from fastcomm.metrics.findings.detection import symptoms
+from fastcomm.metrics.findings.finding import Finding, findings_table, in_order
+from fastcomm.metrics.findings.parts import StepTimes
 from fastcomm.metrics.network import LevelUse, Network, network
 from fastcomm.metrics.nodes import (
     FoundNodes,
@@ -141,7 +142,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         warnings=(
             *warnings,
             *gaps.fewer_steps(times, covered.ranks, covered.steps),
-            *gaps.undivided_idle(idle.undivided(partial.iterations), len(covered.ranks)),
+            *gaps.undivided_idle(totals.undivided(partial.iterations), len(covered.ranks)),
             *note_warnings(partial.notes, covered.missing, outside),
             *clock_warnings(comparison),
             *matching_warnings(comparison.matching),
@@ -246,7 +247,7 @@ class _Summary:
         `is_whole` says whether all ranks were measured, `is_host_run` whether they have no
         device; `evidence` is that of idle time.
         """
-        causes, idle_names = idle.shares(iterations), idle.names(evidence, iterations)
+        causes, idle_names = totals.shares(iterations), totals.names(evidence, iterations)
         times, parts = iteration_times(iterations), breakdown(iterations)
         overlapped = overlap(iterations, [TAGS[tag] for tag in tags])
         exposure = exposures(parts.exact, times.mean_ns, across.waits, volume)
@@ -254,7 +255,7 @@ class _Summary:
             StepTimes(
                 iterations=iterations,
                 breakdown=parts,
-                step_ns=times.mean_ns,
+                step_ns=times.mean_ns or 0.0,
                 exposure=exposure,
                 overlap=overlapped.average_overlap_ratio,
                 is_matched=across.matching.matched > 0,
@@ -308,8 +309,8 @@ def _small_tables(
 
 
 def _idle_evidence(partial: Partial) -> pa.Table:
-    """Return the names behind the idle time of all ranks, `idle.EVIDENCE`."""
-    return idle.EVIDENCE.empty_table() if partial.idle is None else partial.idle
+    """Return the names behind the idle time of all ranks, `idle.totals.EVIDENCE`."""
+    return totals.EVIDENCE.empty_table() if partial.idle is None else partial.idle
 
 
 def _large_tables(partial: Partial, batches: Sequence[EventBatch]) -> dict[str, pa.Table]:

@@ -1,23 +1,14 @@
-"""The first sentences of a report, and symptoms: findings on large parts of the step."""
+"""The first sentences of a report."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import gaps, idle
-from fastcomm.metrics.breakdown import EXACT, Breakdown, IterationTimes
-from fastcomm.metrics.findings import (
-    LEAST_FINDING,
-    Evidence,
-    Finding,
-    FindingKind,
-    confidence,
-    spread,
-)
-from fastcomm.metrics.idle import IdleName
+from fastcomm.metrics import gaps
+from fastcomm.metrics.breakdown import Breakdown, IterationTimes
+from fastcomm.metrics.findings.finding import LEAST_FINDING, Finding
 from fastcomm.metrics.outliers import HeatArrays, lower_median
 from fastcomm.metrics.traffic import Exposure, HostCommunication, Volume, divided
 from fastcomm.units import format_ns, percent
@@ -176,154 +167,3 @@ def _divided(exposure: Mapping[str, Exposure], total: float, step: float) -> str
         f"; {percent(wait / step)} of the step waits for the last rank, "
         f"{percent(transfer / step)} is transfer{other}"
     )
-
-
-_EXPOSED = tuple(name for name in EXACT if name.startswith("exposed_"))
-_PARTS: dict[FindingKind, tuple[str, tuple[str, ...]]] = {
-    "exposed_communication": ("exposed", _EXPOSED),
-    "copies": ("memcpy", ("memcpy",)),
-    "idle": ("idle", ("idle",)),
-}
-_TEXT = {
-    "exposed_communication": "Exposed communication takes",
-    "copies": "Memory copies that overlap nothing take",
-    "idle": "The device is idle for",
-}
-_TEXT_HOST = {"idle": "No operator runs and nothing is communicated for"}
-# Share of the step. The bubble of a healthy pipeline alone may be that long: a synthetic job of
-# 512 ranks waits in receives for 19 %.
-LEAST_PART = 0.3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """The input of `symptoms`: means over the steps of a run."""
-
-    iterations: pa.Table
-    breakdown: Breakdown
-    step_ns: float | None
-    exposure: Mapping[str, Exposure]
-    overlap: float | None  # share of the communication that overlaps compute
-    is_matched: bool  # whether collectives are matched across ranks
-    is_whole: bool  # whether all ranks of the run are measured
-    is_host_run: bool = False  # whether ranks compute and communicate without a device
-    idle: Mapping[str, float | None] = field(default_factory=dict)  # shares by cause
-    idle_names: Sequence[IdleName] = ()
-
-
-def symptoms(of: StepTimes) -> list[Finding]:
-    """Return a finding per large part of the step other than compute."""
-    parts = of.breakdown.parts
-    if parts is None or of.step_ns is None:
-        return []
-    findings = []
-    for kind, (part, _) in _PARTS.items():
-        is_large = parts[part] >= LEAST_PART or parts[part] > parts["compute"]
-        # Of a small part, the cause to name is one that can be avoided.
-        causes = of.idle if is_large else _avoidable(of)
-        if is_large or (kind == "idle" and causes):
-            cause = idle.largest(causes)
-            findings.append(_finding(of, kind, parts[part], parts["compute"], cause))
-    return findings
-
-
-def _avoidable(of: StepTimes) -> dict[str, float]:
-    """Return the large causes of a device's idle time that programs usually avoid."""
-    if of.is_host_run:
-        return {}
-    return {
-        cause: share
-        for cause, share in of.idle.items()
-        if share is not None and share >= idle.BY_CAUSE[cause].least_share
-    }
-
-
-def _finding(
-    of: StepTimes, kind: FindingKind, share: float, compute: float, cause: str | None
-) -> Finding:
-    """Return the finding on a part of the step; `share` and `compute` are fractions of it.
-
-    `cause` is that of idle time, None if unknown.
-    """
-    step = of.step_ns or 0.0
-    iterations = of.iterations.filter(of.iterations["exact_compute_ns"].is_valid())
-    ranks = np.unique(iterations["rank"].to_numpy()).tolist()
-    costs = _by_step(iterations, [f"exact_{name}_ns" for name in _PARTS[kind][1]])
-    evidence = Evidence(
-        compute_ns=compute * step,
-        steps=len(costs),
-        spread_ns=spread(costs),
-        **_details(of, kind, share * step, cause),
-    )
-    subject = _TEXT_HOST.get(kind, _TEXT[kind]) if of.is_host_run else _TEXT[kind]
-    text = (
-        f"{subject} {format_ns(share * step)} per step ({percent(share)} of the step), "
-        f"compute {percent(compute)}"
-    )
-    if kind == "idle" and cause is not None:
-        text = _with_cause(of, text, cause)
-    if evidence.exposed_wait_ns is not None and share:
-        waiting = evidence.exposed_wait_ns / (share * step)
-        text += f"; {percent(waiting)} of it is waiting for the last rank"
-        if not of.is_whole:
-            text += " that was measured, and waiting for the missing ranks is not known"
-    if evidence.overlap is not None:
-        text += f"; {percent(evidence.overlap)} of communication overlaps compute"
-    if of.is_host_run:
-        text += "; on the host, that includes time in which threads wait for a core"
-    return Finding(
-        kind=kind,
-        text=f"{text}.",
-        ranks=tuple(ranks),
-        cost_ns=share * step,
-        share=share,
-        # How long threads wait for a core, no event says: a healthy run may have any such part.
-        confidence="low"
-        if of.is_host_run
-        else confidence(
-            share * step,
-            evidence.spread_ns,
-            ranks=len(ranks),
-            is_matched=of.is_matched and of.is_whole,
-        ),
-        evidence=evidence,
-    )
-
-
-def _with_cause(of: StepTimes, text: str, cause: str) -> str:
-    """Return the text on idle time with a cause, and what to try."""
-    share, step = of.idle[cause] or 0.0, of.step_ns or 0.0
-    mostly = idle.explained(cause, share * step, of.idle_names, "mostly in ")
-    time = f"{format_ns(share * step)} per step ({percent(share)} of the step)"
-    about = idle.BY_CAUSE[cause]
-    if of.is_host_run:
-        return f"{text}; {format_ns(share * step)} of it is {about.text}{mostly}"
-    to_try = f"The device waits {time} {about.awaited}{mostly}; try {about.to_try}"
-    return f"{to_try}. {text.replace('The device', 'In all, it')}"
-
-
-def _details(
-    of: StepTimes, kind: FindingKind, cost: float, cause: str | None
-) -> dict[str, Any]:
-    """Return the evidence of a kind; `cost` is in ns per step, `cause` that of idle time."""
-    if kind == "idle":
-        if cause is None:
-            return {"idle_ns": cost}
-        cause_ns = (of.idle[cause] or 0.0) * (of.step_ns or 0.0)
-        return {"idle_ns": cost, "idle_cause": cause, "idle_cause_ns": cause_ns}
-    if kind == "copies":
-        return {"copies_ns": cost}
-    wait, transfer = divided(of.exposure) or (None, None)
-    return {
-        "tag": of.breakdown.largest_tag,
-        "overlap": of.overlap,
-        "exposed_wait_ns": wait,
-        "exposed_transfer_ns": transfer,
-    }
-
-
-def _by_step(iterations: pa.Table, columns: Sequence[str]) -> Any:
-    """Return the sum of some columns in each step, as mean over ranks, in ns."""
-    values = np.sum([iterations[name].to_numpy() for name in columns], axis=0)
-    _, step = np.unique(iterations["iteration"].to_numpy(), return_inverse=True)
-    return np.bincount(step, weights=values) / np.bincount(step)

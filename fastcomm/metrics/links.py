@@ -5,21 +5,18 @@ peers: groups with collectives of the same class (tag, operation, size, number o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics import ungrouped
-from fastcomm.metrics.findings import Evidence, Finding, confidence, spread
 from fastcomm.metrics.matching import ExpectedTransfer, RankComparison
-from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers
+from fastcomm.metrics.outliers import above_peers
 from fastcomm.metrics.skew import LABEL, Transfers
 from fastcomm.trace.columns import alike, members, sums
-from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OP, OPS, TAG, TAGS
-from fastcomm.units import enumeration, format_bandwidth, format_ns, percent
 from fastcomm_kernels.arrays import Floats, Ints
 
 Label = int
@@ -92,7 +89,6 @@ NS = 1e9  # of a second
 # and its transfers take longer by more than LEAST_EXCESS of the step.
 SLOW = 0.8
 LEAST_EXCESS = 0.001
-_LEAST_SPREADS = 2.0  # between steps: minimum cost of a slow link on the host
 _PEERS = 4  # number of rows of `Transfers.keys` that are equal among peers
 
 
@@ -240,127 +236,6 @@ def medians_of_others(values: Floats) -> Floats:
         low, high = (len(present) - 2) // 2, (len(present) - 1) // 2
         medians[order] = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
     return medians
-
-
-@dataclass(slots=True)
-class _Suspect:
-    """Slow groups, and the ranks that all of them have in common."""
-
-    ranks: frozenset[int]
-    groups: list[MeasuredLink]
-    cost_ns: float = 0.0
-
-    @property
-    def collectives(self) -> int:
-        """Number of slow collectives: a single one may be delayed by contention."""
-        return sum(group.link.count for group in self.groups)
-
-
-def slow_links(
-    links_: Sequence[MeasuredLink],
-    comparison: RankComparison,
-    grid: HeatArrays,
-    *,
-    is_host_run: bool = False,
-) -> list[Finding]:
-    """Return a finding per set of ranks that slow groups share; costs are exposed ns per step.
-
-    `comparison` has the waits of all ranks, and `grid` the steps. On the host, where transfers
-    wait for a core, a link is slow only by twice the spread between steps.
-    """
-    step, count = grid.step_ns, max(1, len(grid.iterations))
-    if not step:
-        return []
-    suspects: list[_Suspect] = []
-    slow = [measured for measured in links_ if measured.link.is_slow]
-    by_link = comparison.excess([measured.expected for measured in slow])
-    for measured, by_rank in zip(slow, by_link, strict=True):
-        cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
-        _add(suspects, measured, cost / count)
-    findings = [
-        _finding(suspect, grid, step, comparison)
-        for suspect in suspects
-        if suspect.cost_ns > LEAST_SHARE * step and suspect.collectives > 1
-    ]
-    return _on_host(findings) if is_host_run else findings
-
-
-def _on_host(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings on links that cost more than steps differ by, with another reason."""
-    return [
-        replace(
-            finding,
-            text=f"{finding.text} On the host, a busy core has the same effect.",
-            confidence="low",
-        )
-        for finding in findings
-        if finding.cost_ns > _LEAST_SPREADS * (finding.evidence.spread_ns or 0.0)
-    ]
-
-
-def _add(suspects: list[_Suspect], measured: MeasuredLink, cost: float) -> None:
-    """Add a slow link to a suspect with common ranks, or as a new one; `cost` is in ns."""
-    ranks = frozenset(measured.link.ranks)
-    for suspect in suspects:
-        if suspect.ranks & ranks:
-            suspect.ranks &= ranks
-            suspect.groups.append(measured)
-            suspect.cost_ns += cost
-            return
-    suspects.append(_Suspect(ranks, [measured], cost))
-
-
-def _is_by_clocks(suspect: _Suspect, comparison: RankComparison, steps: int) -> bool:
-    """Whether clocks may be wrong by all that transfers are longer than at the peers' rate."""
-    return all(
-        (group.link.excess_ns or 0.0) * steps / group.link.count
-        <= comparison.clock_error(group.link.ranks)
-        for group in suspect.groups
-    )
-
-
-def _finding(
-    suspect: _Suspect, grid: HeatArrays, step_ns: float, comparison: RankComparison
-) -> Finding:
-    """Return the finding on ranks that share slow groups; `step_ns` is a mean step."""
-    worst = min((group.link for group in suspect.groups), key=lambda link: link.ratio or 1.0)
-    ranks, cost = tuple(sorted(suspect.ranks)), suspect.cost_ns
-    tags = sorted({group.link.tag for group in suspect.groups})
-    exposed = grid.middle("exposed_ns", np.flatnonzero(np.isin(grid.ranks, ranks)))
-    evidence = Evidence(
-        group=worst.group,
-        tag="+".join(tags),
-        steps=int((~np.isnan(exposed)).sum()),
-        spread_ns=spread(exposed),
-        bus_bw=worst.bus_bw,
-        peers_bus_bw=worst.peers_bus_bw,
-        slow_groups=len({group.link.ranks for group in suspect.groups}),
-    )
-    rate, peers = worst.bus_bw or 0.0, worst.peers_bus_bw or 0.0
-    by_clocks = _is_by_clocks(suspect, comparison, max(1, len(grid.iterations)))
-    error = format_ns(comparison.clock_error(worst.ranks))
-    doubt = f" Clocks may be wrong by as much: {error} per collective." if by_clocks else ""
-    return Finding(
-        kind="slow_link",
-        text=f"{_link_of(ranks)} slow: {enumeration(tags)} collectives reach "
-        f"{format_bandwidth(rate)}, those of their peers {format_bandwidth(peers)}, "
-        f"+{format_ns(cost)} exposed communication per step ({percent(cost / step_ns)} of the "
-        f"step).{doubt}",
-        ranks=ranks,
-        cost_ns=cost,
-        share=cost / step_ns,
-        confidence="low"
-        if by_clocks
-        else confidence(cost, evidence.spread_ns, ranks=len(grid.ranks), is_matched=True),
-        evidence=evidence,
-    )
-
-
-def _link_of(ranks: Sequence[int]) -> str:
-    """Return the subject and verb of a sentence on a slow link."""
-    if len(ranks) == 1:
-        return f"The link of rank {ranks[0]} is"
-    return f"A link among ranks {ranges(ranks)} is"
 
 
 def longer_exchange(

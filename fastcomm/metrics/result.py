@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.hardware.utilization import StepFlops
-from fastcomm.metrics import gaps, idle
+from fastcomm.idle import totals
+from fastcomm.idle.totals import IdleName
+from fastcomm.metrics import gaps
 from fastcomm.metrics.across import Across, plain
 from fastcomm.metrics.breakdown import (
     Breakdown,
@@ -19,10 +21,9 @@ from fastcomm.metrics.breakdown import (
     RankTime,
     StepMeans,
 )
-from fastcomm.metrics.findings import Finding
+from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.gaps import Outside
 from fastcomm.metrics.headline import RunSummary, headline, health
-from fastcomm.metrics.idle import IdleName
 from fastcomm.metrics.network import Network
 from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume, divided
@@ -148,7 +149,7 @@ class Metrics(Result):
     @property
     def idle_by_rank(self) -> dict[int, dict[str, float]]:
         """Mean idle time per step of each rank by cause, in ns; without unknown ranks."""
-        return idle.by_rank(self.tables["iterations"])
+        return totals.by_rank(self.tables["iterations"])
 
     @property
     def wait_and_transfer(self) -> tuple[float, float] | None:

@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.exchange import clocks
+from fastcomm.idle.causes import CAUSES
 from fastcomm.options import ByteKind
 from fastcomm.trace.columns import filled
 from fastcomm.trace.iterations import are_numbered
-from fastcomm.trace.schema import CAUSES, KIND, NARROW, TAGS
+from fastcomm.trace.schema import KIND, NARROW, TAGS
 from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints

@@ -8,24 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastcomm.errors import shell_joined
-from fastcomm.metrics.findings import Finding, FindingKind
+from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import PathOptions, ReadOptions
 from fastcomm.trace.run import ranges
-
-_PURPOSE: dict[FindingKind, str] = {
-    "straggler": "where the others wait for it",
-    "slow_link": "whether the link is on the path that sets the step",
-    "jittery_host": "what the host does while the device waits",
-    "pauses": "what the host of the first of them does in a step",
-    "imbalanced_stage": "which stage the path goes through",
-    "hot_expert": "what waits for the hot expert",
-    "late_rank": "what the rank does before it arrives",
-    "slow_gemm": "which operators launch them",
-    "exposed_communication": "how much shorter the step is if {tag} takes half its time",
-    "copies": "which copies are on the path that sets the step",
-    "idle": "what the device waits for: the host, other ranks, or the pipeline",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,36 +34,21 @@ class Suggestions:
 
     def next(self, finding: Finding) -> Command | None:
         """Return the command to run after a finding; None where none applies."""
-        if not self.has_path:
+        following = finding.next
+        if not self.has_path or following is None:
             return None
-        if finding.kind == "slow_gemm":
-            line = self._line("kernels", "--by", "operator")
-            return Command(line=line, purpose=_PURPOSE[finding.kind])
-        tag = finding.evidence.tag
-        if finding.kind == "exposed_communication":
-            ranks = self._ranks_with(tag)
-            if tag is None or not ranks:
+        options: list[str] = []
+        if following.tag is not None:
+            ranks = self._ranks_with(following.tag)
+            if not ranks:
                 return None
-            name = "communication of unknown parallelism" if tag == "OTHER" else tag
-            return Command(
-                line=self._line(
-                    "what-if", *self._rank_option(ranks), "--scale", f"comm:{tag}=0.5"
-                ),
-                purpose=_PURPOSE[finding.kind].format(tag=name),
-            )
-        is_local = finding.kind in ("jittery_host", "pauses", "late_rank", "copies")
-        ranks_option = (
-            ["--rank", str(finding.ranks[0])] if is_local else self._rank_option(finding.ranks)
-        )
-        return Command(
-            line=self._line("critical-path", *ranks_option), purpose=self._purpose(finding.kind)
-        )
-
-    def _purpose(self, kind: FindingKind) -> str:
-        """Return what the critical path tells about a finding."""
-        if kind in ("idle", "jittery_host") and self.metrics.is_host_run:
-            return "what runs before and after the time in which nothing does"
-        return _PURPOSE[kind]
+            options = self._rank_option(ranks)
+        elif following.of == "first":
+            options = ["--rank", str(finding.ranks[0])]
+        elif following.of == "all":
+            options = self._rank_option(finding.ranks)
+        line = self._line(following.command, *options, *following.options)
+        return Command(line=line, purpose=following.purpose)
 
     @property
     def has_path(self) -> bool:
@@ -92,7 +63,7 @@ class Suggestions:
             return []  # all ranks, by default
         return ["--rank", str(ranks[0])]
 
-    def _ranks_with(self, tag: str | None) -> list[int]:
+    def _ranks_with(self, tag: str) -> list[int]:
         """Return the ranks that communicate for a parallelism."""
         rows = self.metrics.tables["bandwidth_by_rank"].select(["rank", "tag"]).to_pylist()
         return [row["rank"] for row in rows if row["tag"] == tag]

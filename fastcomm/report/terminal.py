@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from fastcomm.errors import inert_parts
-from fastcomm.metrics import gaps, idle
+from fastcomm.idle import totals
+from fastcomm.metrics import gaps
 from fastcomm.metrics.result import NO_FLOPS, Metrics
 from fastcomm.report import details
 from fastcomm.report.console import (
@@ -219,7 +220,7 @@ def guessed_tags(metrics: Metrics) -> set[str]:
 
 def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
     """Yield explanations of terms and tables."""
-    causes = idle.sentence(metrics.idle, metrics.idle_names, metrics.iteration.mean_ns)
+    causes = totals.sentence(metrics.idle, metrics.idle_names, metrics.iteration.mean_ns)
     yield from filter(None, [causes])
     if metrics.volume:
         yield _exposed_note(metrics)

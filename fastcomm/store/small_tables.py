@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.idle.causes import CAUSE, CAUSES
+from fastcomm.idle.intervals import idle_times
 from fastcomm.trace import schema
-from fastcomm.trace.idle import idle_times
 from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels.arrays import NONE, Ints
 
 _TABLES = {"lanes": schema.LANES, "groups": schema.GROUPS, "iterations": schema.ITERATIONS}
-_NAMES = {"tag": schema.TAGS, "tag_source": schema.TAG_SOURCES, "cause": schema.CAUSES}
+_NAMES = {"tag": schema.TAGS, "tag_source": schema.TAG_SOURCES, "cause": CAUSES}
 # The names in a file that has none: those of the releases that did not write them.
 _FIRST_NAMES = {
     "tag": ("DP", "TP", "PP", "EP", "CP", "OTHER"),
@@ -95,7 +96,7 @@ def idle(trace: Trace, metadata: Mapping[str, Any]) -> dict[str, IdleTimes]:
 
     Raises ValueError or IndexError if times do not fit the iterations.
     """
-    causes = [schema.CAUSE.get(name, NONE) for name in _names(metadata, "cause")]
+    causes = [CAUSE.get(name, NONE) for name in _names(metadata, "cause")]
     stored = metadata.get("idle", {})
     return {
         clock: _idle_times(stored[clock], np.array(causes), len(table))
@@ -115,8 +116,8 @@ def _idle_times(stored: Mapping[str, Any], causes: Ints, steps: int) -> IdleTime
         places = evidence[name].to_numpy()
         if len(places) and not 0 <= places.min() <= places.max() < count:
             raise IndexError(f"{name} of idle time outside 0 to {count}")
-    ns = np.zeros((steps, len(schema.CAUSES)), np.int64)
-    unknown = schema.CAUSE["unknown"]
+    ns = np.zeros((steps, len(CAUSES)), np.int64)
+    unknown = CAUSE["unknown"]
     np.add.at(ns.T, np.where(causes == NONE, unknown, causes), own.T)
     cause = causes[evidence["cause"].to_numpy()]
     place = evidence.schema.get_field_index("cause")

@@ -159,25 +159,11 @@ ITERATIONS = pa.schema(
     ]
 )
 
-# Causes of idle time; `trace.idle` explains them.
-CAUSES = (
-    "launch_bound",
-    "synchronization",
-    "pipeline_bubble",
-    "data_loading",
-    "python",
-    "kernel_gaps",
-    "graph_callback",
-    "host_work",
-    "unknown",
-)
-CAUSE = {name: number for number, name in enumerate(CAUSES)}
-
-# The largest names behind the idle time of a step, by cause; see `trace.idle`.
+# The largest names behind the idle time of a step, by cause; see `idle.intervals`.
 IDLE_EVIDENCE = pa.schema(
     [
         pa.field("step", pa.int32(), nullable=False),  # index of the iteration of the rank
-        pa.field("cause", pa.int8(), nullable=False),  # index into CAUSES
+        pa.field("cause", pa.int8(), nullable=False),  # index into `idle.causes.CAUSES`
         pa.field("name", pa.string(), nullable=False),
         pa.field("ns", pa.int64(), nullable=False),
         pa.field("intervals", pa.int64(), nullable=False),  # number

@@ -140,7 +140,7 @@ def _cast(table: pa.Table, schema_: pa.Schema, name: str) -> pa.Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleTimes:
-    """Idle time of a rank by step and cause; `schema.CAUSES` has the causes.
+    """Idle time of a rank by step and cause; `idle.causes` has the causes.
 
     `evidence` has a row for each of the largest names of a step and cause: `step` (index),
     `cause` (index into CAUSES), `name`, `ns`, `intervals` (number).

@@ -14,6 +14,7 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.analyses.timeline import _detailed, find_timeline
 from fastcomm.analyses.timeline_events import BIN_KINDS, EVENTS, KINDS, LEVELS, merge_short
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.metrics.findings.finding import ShownEvents
 from fastcomm.options import ReportOptions
 from fastcomm.readers.runs import open_run
 from fastcomm.report.html import timeline as pages
@@ -186,10 +187,18 @@ def test_the_straggler_is_shown_at_a_collective_that_it_joins_last(timeline, met
     assert pages.link(moment).startswith(f"#t={moment.at / 1e6:.6f}&d=")
 
 
-@pytest.mark.parametrize("kind", ["exposed_communication", "copies", "idle", "slow_link"])
-def test_every_kind_of_finding_has_a_moment(timeline, metrics, kind):
-    finding = replace(metrics.findings[0], kind=kind)
-    moment = timeline.moment(finding)
+@pytest.mark.parametrize(
+    "shown",
+    [
+        ShownEvents(events="communication"),
+        ShownEvents(events="copies"),
+        ShownEvents(events="transfers"),
+        ShownEvents(events="transfers", tags=("TP",)),
+        None,
+    ],
+)
+def test_every_finding_has_a_moment(timeline, metrics, shown):
+    moment = timeline.moment(replace(metrics.findings[0], moment=shown))
     assert moment.rank == 5
     assert moment.step in {step.number for step in timeline.steps}
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.idle.causes import CAUSES
 from fastcomm.metrics import outliers, traffic
 from fastcomm.metrics.across import Material, across
 from fastcomm.metrics.spill_files import cut
 from fastcomm.trace.run import one_by_one
-from fastcomm.trace.schema import CAUSES, OP, TAG
+from fastcomm.trace.schema import OP, TAG
 
 STEPS = 2
 

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from oracles import waits as oracle_waits
 
 from fastcomm.metrics import outliers
-from fastcomm.metrics.links import Link, MeasuredLink, slow_links
+from fastcomm.metrics.findings.slow_links import slow_links
+from fastcomm.metrics.links import Link, MeasuredLink
 from fastcomm.metrics.matching import ExpectedTransfer
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.view import exposed_before_stop

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fastcomm.metrics.findings import Suspect, sharing
+from fastcomm.metrics.findings import stragglers
+from fastcomm.metrics.findings.detection import own_work
+from fastcomm.metrics.findings.suspects import Measurements, Suspect, sharing
 from fastcomm.metrics.outliers import HeatArrays
-from fastcomm.metrics.suspects import Measurements, own_work
 
 RANKS, MS = 8, 10**6
 
@@ -207,6 +208,7 @@ def test_the_stages_above_the_widest_gap_are_one_finding(stages, ranks, cost):
 def test_a_suspect_that_costs_nothing_in_the_mean_has_a_share_of_its_steps():
     def suspect(rank, mean, excess):
         return Suspect(
+            work=stragglers.WORK,
             rows=np.array([rank]),
             rank=rank,
             others=np.array([0]),

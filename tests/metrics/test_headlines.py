@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
-from fastcomm.metrics.findings import confidence
+from fastcomm.metrics.findings.finding import confidence
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
@@ -57,7 +57,7 @@ def unwrapped(text):
 
 def is_mostly_idle(finding):
     """Whether devices are idle for half of the step for a known cause: it counts as one."""
-    cause = finding["evidence"]["idle_cause"]
+    cause = finding["evidence"].get("idle_cause", "unknown")
     return finding["kind"] == "idle" and finding["share"] >= 0.5 and cause != "unknown"
 
 
@@ -259,10 +259,10 @@ def test_a_cost_below_half_a_percent_of_the_step_is_no_finding():
 
 def test_confidence_needs_several_steps_and_ranks():
     one, two = (measured_job(Job.of(steps=steps)).findings[0] for steps in (1, 2))
-    assert (one.confidence, one.evidence.spread_ns) == ("low", None)
+    assert (one.confidence, one.value("spread_ns")) == ("low", None)
     assert two.confidence == "high"
-    assert 3 * two.evidence.spread_ns < two.cost_ns
-    assert (one.evidence.steps, two.evidence.steps) == (1, 2)
+    assert 3 * two.value("spread_ns") < two.cost_ns
+    assert (one.value("steps"), two.value("steps")) == (1, 2)
 
 
 @pytest.mark.parametrize(

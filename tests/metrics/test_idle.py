@@ -22,13 +22,13 @@ from oracles.metrics import device_events
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.compat.hta import get_idle_time_breakdown
-from fastcomm.metrics import Partial, idle
+from fastcomm.idle.causes import BY_CAUSE, CAUSES, GARBAGE, LOADING
+from fastcomm.idle.intervals import idle_times
+from fastcomm.metrics import Partial
 from fastcomm.metrics.computation import compute
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import open_run
-from fastcomm.trace.host_activity import GARBAGE, LOADING
-from fastcomm.trace.idle import idle_times
-from fastcomm.trace.schema import CAUSES, NARROW
+from fastcomm.trace.schema import NARROW
 from fastcomm.trace.trace import Trace
 
 HTA = path_of("critical_path/hta_metrics.json")
@@ -141,7 +141,7 @@ def test_planted_idle_time_is_named_with_its_cost(fault, tmp_path):
     assert named >= 0.9 * sum(table["exact_idle_ns"].to_pylist())
     assert sum(metrics.idle.values()) == pytest.approx(metrics.breakdown.exact["idle"])
     (finding,) = (each for each in metrics.findings if each.kind == "idle")
-    assert finding.evidence.idle_cause == fault
+    assert finding.value("idle_cause") == fault
 
 
 def test_a_finding_names_the_loader_and_what_to_try(tmp_path):
@@ -182,7 +182,7 @@ def test_the_first_finding_of_a_mostly_idle_run_names_the_cause(real, name, caus
     found = compute_metrics(open_run(real(name)))
     assert found.breakdown.exact["idle"] > 0.5
     assert found.findings[0].kind == "idle"
-    assert found.findings[0].evidence.idle_cause == cause
+    assert found.findings[0].value("idle_cause") == cause
 
 
 REAL = [
@@ -296,4 +296,4 @@ def test_names_of_ranges_tell_loading_and_garbage_collection(name, rule):
 
 
 def test_every_cause_is_described():
-    assert tuple(idle.BY_CAUSE) == CAUSES
+    assert tuple(BY_CAUSE) == CAUSES

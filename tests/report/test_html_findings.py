@@ -11,6 +11,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import Interval, plan
 from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.computation import compute
+from fastcomm.metrics.findings.finding import Evidence, Fix, Sketch
 from fastcomm.options import EditOptions, MetricsOptions, ReportOptions
 from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
@@ -48,38 +49,39 @@ def test_a_finding_has_the_time_that_its_fix_saves(run, found):
     )
 
 
-def _finding(found, kind, **evidence):
-    return replace(
-        found.findings[0], kind=kind, evidence=replace(found.findings[0].evidence, **evidence)
-    )
+RATES = (Evidence(key="bus_bw", value=1e10), Evidence(key="peers_bus_bw", value=2e10))
 
 
-KINDS = {
-    "exposed_communication": "Parts of the mean step: compute",
-    "idle": "Parts of idle time: pipeline bubble",
-    "slow_link": "This link: 10.0\u202fGB/s; its peers: 20.0\u202fGB/s.",
-    "late_rank": "rank 5 has",
-    "jittery_host": "rank 5 has",
-    "copies": None,
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_findings_have_pictures_of_their_kind(found, kind):
-    chosen = _finding(found, kind, bus_bw=1e10, peers_bus_bw=2e10, idle_cause="launch_bound")
-    fixes = {"exposed_communication": "half the time", "idle": "launch delays"}
+@pytest.mark.parametrize(
+    ("picture", "alt"),
+    [
+        (Sketch(of="step"), "Parts of the mean step: compute"),
+        (Sketch(of="idle"), "Parts of idle time: pipeline bubble"),
+        (
+            Sketch(of="rates", rates=(("this", "bus_bw"), ("its peers", "peers_bus_bw"))),
+            "This: 10.0\u202fGB/s; its peers: 20.0\u202fGB/s.",
+        ),
+        (Sketch(of="ranks", measure="wait_caused", noun="wait caused"), "rank 5 has"),
+        (Sketch(of="ranks", measure="idle", noun="idle time"), "rank 5 has"),
+        (None, None),
+    ],
+)
+def test_findings_have_their_pictures_and_fixes(found, picture, alt):
     (edit,) = plan(EditOptions(remove=("launches",))).edits
+    fix = Fix(edit=EditOptions(remove=("launches",)), text="Without launch delays")
+    chosen = replace(found.findings[0], picture=picture, fix=fix, evidence=RATES)
     answer = Candidate(
         edit=edit, after_ns=9, saved_ns=0, interval=Interval.of(9, 0, [edit], None)
     )
     metrics = replace(found, findings=(chosen,))
     (shown,) = causes.findings(Suggestions(metrics=metrics, arguments=["x"]), None, [answer])
-    assert fixes.get(kind, "as its peers") in pages.plain(shown.answer)
-    assert "not shorter" in pages.plain(shown.answer)
-    if KINDS[kind] is None:
+    assert pages.plain(shown.answer) == (
+        "What if? Without launch delays: the replayed step is not shorter (remove launches)."
+    )
+    if picture is None:
         assert shown.picture is None
     else:
-        assert shown.picture.alt.startswith(KINDS[kind])
+        assert shown.picture.alt.startswith(alt)
         assert tips(parsed(str(draw(shown.picture.chart, shown.picture.alt))))
 
 

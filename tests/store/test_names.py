@@ -11,11 +11,12 @@ from builders.idle_host import faulty
 from builders.stored_runs import WHOLE, stored
 
 from fastcomm.errors import TraceFileError
+from fastcomm.idle.causes import CAUSE, CAUSES
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.store import ABOUT
 from fastcomm.store import reader as store_reader
-from fastcomm.trace.schema import CAUSE, CAUSES, TAG, TAG_SOURCES, TAGS
+from fastcomm.trace.schema import TAG, TAG_SOURCES, TAGS
 
 ALL_REDUCE = k.all_reduce(100_000, 10, correlation=3, Process_Group_Ranks="[0, 1]")
 

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fastcomm.idle.host_activity import LEAST_RANGE_NS
 from fastcomm.readers.nsys import payloads, schema
 from fastcomm.readers.nsys.export import ArrayColumns, Export, ExportRows
 from fastcomm.readers.nsys.payloads import OPERATIONS, NcclCalls
 from fastcomm.readers.nsys.schema import DOMAIN, NVTX, PUSH_POP, START_END
-from fastcomm.trace.host_activity import LEAST_RANGE_NS
 from fastcomm.trace.host_names import COLLECTIVE_PREFIXES
 from fastcomm_kernels.arrays import NULL, Ints
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from math import isnan
 
-from fastcomm.metrics import idle
+from fastcomm.idle import totals
+from fastcomm.idle.causes import BY_CAUSE
 from fastcomm.metrics.breakdown import EXACT, RankMeans
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
@@ -223,13 +224,13 @@ def idle_section(metrics: Metrics, why: str) -> Section:
         why = why or "an older fastcomm stored the run; ingest the traces again"
         chart = "Idle time by cause"
         return html.unknown_section("idle", title, "The causes of idle time are", chart, why)
-    cause = idle.largest(shares)
+    cause = totals.largest(shares)
     if cause is None:
         return Section(name="idle", title=title, lead=(f"No {place} is ever idle.",))
     mean = metrics.iteration.mean_ns or 0.0
     ns = (shares[cause] or 0.0) * mean
     time = html.fact(f"idle.{cause}", ns, html.ns)
-    names, about = idle.explained(cause, ns, metrics.idle_names), idle.BY_CAUSE[cause]
+    names, about = totals.explained(cause, ns, metrics.idle_names), BY_CAUSE[cause]
     if metrics.is_host_run:
         before, after = "an operator", f" per step, is {about.text}{names}."
         lead: html.Sentence = ("Most of the idle time, ", time, after)
@@ -267,7 +268,7 @@ def _causes(metrics: Metrics, shares: Mapping[str, float | None]) -> PageTable:
         f"Idle time per step by cause{most}",
         [
             *("rank", ("idle", "exact.idle", html.ns)),
-            *((idle.BY_CAUSE[name].text, f"idle.{name}", html.ns) for name in causes),
+            *((BY_CAUSE[name].text, f"idle.{name}", html.ns) for name in causes),
         ],
         [
             (cell, sum(times.values()), *(times[name] for name in causes))
@@ -290,7 +291,7 @@ def _idle_names(metrics: Metrics) -> PageTable:
             ("ranks", "idle.ranks", html.whole),
         ],
         [
-            (idle.BY_CAUSE[entry.cause].text, entry.name, entry.ns_per_step, entry.ranks)
+            (BY_CAUSE[entry.cause].text, entry.name, entry.ns_per_step, entry.ranks)
             for entry in metrics.idle_names
         ],
     )

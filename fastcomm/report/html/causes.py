@@ -7,9 +7,10 @@ import numpy as np
 
 from fastcomm.analyses.timeline import Timeline
 from fastcomm.critical_path.candidates import Candidate
-from fastcomm.metrics import idle
+from fastcomm.idle import totals
+from fastcomm.idle.causes import BY_CAUSE
 from fastcomm.metrics.breakdown import RankMeans
-from fastcomm.metrics.findings import Finding
+from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import html
 from fastcomm.report.commands import Suggestions
@@ -17,7 +18,7 @@ from fastcomm.report.html import Fact, PageFinding, Picture, Sentence
 from fastcomm.report.html import timeline as timelines
 from fastcomm.report.html.breakdown import label
 from fastcomm.report.html.charts import BarChart, Part, RowMarks, line_look, row_bars
-from fastcomm.trace.run import named_ranks, ranges
+from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Floats
 
 MOST = 8
@@ -26,31 +27,12 @@ _LARGEST = "the largest part"
 _MOST_PEERS = 40  # marks of a picture
 _LONG, _FEW = 60, 8  # characters of a list of ranks, and ranks of a longer one
 
-# Evidence worth a number on the page: its label, and how it is written.
-_EVIDENCE: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "compute_ns": ("compute per step", html.ns),
-    "peers_compute_ns": ("compute of its peers", html.ns),
-    "idle_ns": ("idle per step", html.ns),
-    "peers_idle_ns": ("idle time of its peers", html.ns),
-    "idle_cause_ns": ("idle per step for its largest cause", html.ns),
-    "wait_ns": ("waits for others", html.ns),
-    "peers_wait_ns": ("its peers wait", html.ns),
-    "bus_bw": ("bus bandwidth", html.rate),
-    "peers_bus_bw": ("bus bandwidth of its peers", html.rate),
-    "expert_bytes": ("expert traffic per step", html.size),
-    "peers_expert_bytes": ("expert traffic of its peers", html.size),
-    "exposed_wait_ns": ("waiting for the last rank", html.ns),
-    "exposed_transfer_ns": ("transfer", html.ns),
-    "overlap": ("of communication overlaps compute", html.percent),
-    "spread_ns": ("spread between steps", html.ns),
-}
-# What the picture of a finding on ranks compares.
-_COMPARED = {
-    "straggler": ("compute", "compute"),
-    "hot_expert": ("compute", "compute"),
-    "imbalanced_stage": ("compute", "compute"),
-    "jittery_host": ("idle", "idle time"),
-    "pauses": ("idle", "idle time"),
+# How values of the evidence are written, by their unit.
+_FORMS: Mapping[str, Callable[[Any], str]] = {
+    "ns": html.ns,
+    "bytes": html.size,
+    "bytes/s": html.rate,
+    "share": html.percent,
 }
 
 
@@ -111,23 +93,15 @@ def _short(ranks: Sequence[int]) -> str:
 def _evidence(finding: Finding) -> list[Fact]:
     """Return the numbers that support a finding, as far as they are known."""
     return [
-        html.fact("findings.evidence", getattr(finding.evidence, name), form, label=text)
-        for name, (text, form) in _EVIDENCE.items()
-        if getattr(finding.evidence, name) is not None
+        html.fact("findings.evidence", fact.value, _FORMS[fact.unit], label=fact.label)
+        for fact in finding.evidence
+        if fact.unit is not None and fact.value is not None
     ]
 
 
 def _answer(finding: Finding, answer: Candidate) -> Sentence:
     """Return what a fix saves in the step of the critical path, as it was replayed."""
-    edit = answer.edit.text
-    if finding.kind == "exposed_communication":
-        fix = f"{finding.evidence.tag} communication in half the time"
-    elif finding.kind == "slow_link":
-        fix = "This link as fast as its peers"
-    elif finding.kind == "idle":
-        fix = "Without launch delays" if "launches" in edit else "Without gaps between kernels"
-    else:
-        fix = f"With {named_ranks(finding.ranks)} as fast as its peers"
+    edit, fix = answer.edit.text, finding.fix.text if finding.fix else ""
     if answer.saved_ns <= 0:
         return (f"What if? {fix}: the replayed step is not shorter ({edit}).",)
     return (
@@ -149,20 +123,25 @@ def _trust(answer: Candidate) -> str:
 
 def _picture(finding: Finding, metrics: Metrics) -> Picture | None:
     """Return the picture of a finding; None if there is nothing to compare."""
-    if finding.kind == "exposed_communication":
-        return _step(metrics)
-    if finding.kind == "idle":
-        return _causes(metrics)
-    if finding.kind == "slow_link":
-        return _link(finding)
-    if finding.kind == "late_rank":
-        caused = {row.rank: row.caused_ns for row in metrics.across.by_rank}
-        return _beside(finding.ranks, caused, "wait caused") if caused else None
-    if finding.kind not in _COMPARED:
+    picture = finding.picture
+    if picture is None:
         return None
-    name, noun = _COMPARED[finding.kind]
+    if picture.of == "step":
+        return _step(metrics)
+    if picture.of == "idle":
+        return _causes(metrics)
+    if picture.of == "rates":
+        return _rates(finding, picture.rates)
+    values = _values(metrics, picture.measure)
+    return _beside(finding.ranks, values, picture.noun) if values else None
+
+
+def _values(metrics: Metrics, measure: str) -> dict[int, float]:
+    """Return a measure by rank, ns per step: the wait that it causes, or a part of its step."""
+    if measure == "wait_caused":
+        return {row.rank: row.caused_ns for row in metrics.across.by_rank}
     means = metrics.rank_means
-    return _beside(finding.ranks, _by_rank(means, means.ns[name]), noun)
+    return _by_rank(means, means.ns[measure])
 
 
 def _by_rank(means: RankMeans, values: Floats) -> dict[int, float]:
@@ -196,16 +175,16 @@ def _mark(name: str, symbol: str, look: str, rank: int, ns: float, noun: str) ->
     return RowMarks(name=name, symbol=symbol, look=look, values=(ns / _MS,), tips=(tip,))
 
 
-def _link(finding: Finding) -> Picture | None:
-    """Return the bandwidth of a link beside its peers."""
-    own, peers = finding.evidence.bus_bw, finding.evidence.peers_bus_bw
-    if own is None or peers is None:
+def _rates(finding: Finding, rates: Sequence[tuple[str, str]]) -> Picture | None:
+    """Return bandwidths side by side; `rates` are their labels and keys of the evidence."""
+    values = [finding.value(key) for _, key in rates]
+    if None in values:
         return None
-    names, rates = ("this link", "its peers"), (own, peers)
-    chart = row_bars(names, rates, html.rate, "GB/s", 1e9, looks=("TP", "compute"))
-    return Picture(
-        chart=chart, alt=f"This link: {html.rate(own)}; its peers: {html.rate(peers)}."
-    )
+    names = tuple(name for name, _ in rates)
+    chart = row_bars(names, values, html.rate, "GB/s", 1e9, looks=("TP", "compute"))
+    texts = [f"{name}: {html.rate(value)}" for name, value in zip(names, values, strict=True)]
+    alt = f"{'; '.join(texts)}."
+    return Picture(chart=chart, alt=alt[0].upper() + alt[1:])
 
 
 def _step(metrics: Metrics) -> Picture | None:
@@ -232,7 +211,7 @@ def _causes(metrics: Metrics) -> Picture | None:
     mean = metrics.iteration.mean_ns or 0.0
     shares = sorted(metrics.idle.items(), key=lambda pair: -(pair[1] or 0.0))
     times = [
-        (idle.BY_CAUSE[cause].text, line_look(place)[0], share * mean)
+        (BY_CAUSE[cause].text, line_look(place)[0], share * mean)
         for place, (cause, share) in enumerate(shares)
         if share
     ]
@@ -304,11 +283,11 @@ def _shares(metrics: Metrics, why: str) -> tuple[Fact, ...]:
     whole = metrics.breakdown.parts or {}
     empty = whole.get("idle")
     is_idle = empty is not None and empty > parts.get(largest, 0.0)
-    cause = idle.largest(metrics.idle) if None not in metrics.idle.values() else None
+    cause = totals.largest(metrics.idle) if None not in metrics.idle.values() else None
     labels = [
         "idle",
         *([_LARGEST] if is_idle else []),
-        *([f"mostly {idle.BY_CAUSE[cause].text}"] if cause else []),
+        *([f"mostly {BY_CAUSE[cause].text}"] if cause else []),
     ]
     return (
         html.fact(

@@ -6,7 +6,7 @@ the definition here contains the wording of that page, which a test checks.
 
 from dataclasses import dataclass
 
-from fastcomm.metrics.idle import BY_CAUSE
+from fastcomm.idle.causes import BY_CAUSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,9 +32,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.idle.causes import CAUSE, CAUSES
+from fastcomm.idle.host_activity import HostActivity, Pieces, ThreadLayers
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.host_activity import HostActivity, Pieces, ThreadLayers
-from fastcomm.trace.schema import CAUSE, CAUSES, IDLE_EVIDENCE
+from fastcomm.trace.schema import IDLE_EVIDENCE
 from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NONE, Ints

@@ -1,7 +1,7 @@
 """What the threads of a host do at each instant, by rules on the names of its events.
 
 A thread has layers of disjoint intervals, each with a cause of idle time. Of several that cover
-an instant, the first counts. `idle` has the causes.
+an instant, the first counts. `causes` has them.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,21 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from fastcomm import regexes
-from fastcomm.trace import host_names
+from fastcomm.idle.causes import (
+    CAUSE,
+    ENQUEUING_ON_HOST,
+    GARBAGE,
+    LAUNCHING,
+    LAYERS,
+    LOADING,
+    STEP_MARK,
+    SYNCHRONIZING,
+    WAITING,
+    WAITING_ON_HOST,
+    NameRule,
+)
 from fastcomm.trace.columns import filled
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.schema import CAUSE
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NONE, Flags, Ints
@@ -27,40 +38,6 @@ LAUNCH_GAP_NS = 100_000
 LEAST_RANGE_NS = LONG
 
 
-class NameRule(NamedTuple):
-    """Ranges of the host with a meaning: their kinds, and a pattern found in their names."""
-
-    kinds: tuple[str, ...]
-    pattern: str
-
-
-GARBAGE = NameRule(("annotation", "python"), r"(?i)\bgc[._]collect|\bgc\b|garbage.?collect")
-# Not in the directories of a Python function's file.
-LOADING = NameRule(
-    ("annotation", "python", "cpu_op"),
-    r"(?i)(data_?loader|data.?load|batch.?generator|data.?iter(ator)?\b|(?<![a-z])load_?data"
-    r"|(?<![a-z])(load|fetch|get|next|read|wait_for)_?batch(?!_?norm)|input.?pipeline)(?!.*/)",
-)
-SYNCHRONIZING = NameRule(("runtime",), host_names.SYNCHRONIZING)
-LAUNCHING = NameRule(("runtime",), host_names.LAUNCHING)
-WAITING = NameRule(("annotation", "python", "cpu_op"), host_names.WAITING)
-# Of a run without an accelerator: operators that wait for a message or collective, and those
-# that enqueue one.
-WAITING_ON_HOST = NameRule(("cpu_op", "runtime"), host_names.WAITING_ON_HOST)
-ENQUEUING_ON_HOST = NameRule(("cpu_op", "runtime"), host_names.DISTRIBUTED_OPERATOR)
-# Marks of steps enclose everything, and explain nothing.
-STEP_MARK = NameRule(("annotation",), r"ProfilerStep[#*]")
-
-# Layers of a thread, first to last, and the cause of each.
-_LAYERS = {
-    "garbage": "python",
-    "loading": "data_loading",
-    "synchronizing": "synchronization",
-    "launching": "launch_bound",
-    "waiting": "pipeline_bubble",
-    "work": "host_work",
-    "functions": "python",
-}
 _ON_HOST = ("cpu_op", "runtime", "annotation", "python", "host_comm")
 
 
@@ -186,8 +163,7 @@ class ThreadLayers:
         )
         waiting = [rows[host.named(rows, WAITING)], events.rows("host_comm")]
         layers = {
-            "garbage": rows[host.named(rows, GARBAGE)],
-            "loading": rows[host.named(rows, LOADING)],
+            **{one.name: rows[host.named(rows, one.rule)] for one in LAYERS if one.rule},
             "synchronizing": rows[syncs],
             # Its pauses begin after synchronizing calls, too; the calls are in a layer above.
             "launching": rows[launches | syncs],
@@ -219,7 +195,9 @@ class ThreadLayers:
     ) -> Self:
         start, stop = host.times
         parts = []
-        for name, rows in layers.items():
+        order = [layer for layer in LAYERS if layer.name in layers]
+        for name in (layer.name for layer in order):
+            rows = layers[name]
             end = _extended(start[rows], stop[rows]) if name == "launching" else stop[rows]
             place, begin, end = _disjoint(start[rows], end)
             names = host.events.name[rows[place]].astype(np.int64)
@@ -233,13 +211,13 @@ class ThreadLayers:
             stop=columns[1],
             name=columns[2],
             edges=np.cumsum([0, *(len(part[0]) for part in parts)]),
-            cause=tuple(_LAYERS[name] for name in layers),
+            cause=tuple(layer.cause for layer in order),
             functions=functions,
         )
 
     def synchronization_at(self, moments: Ints) -> Ints:
         """Return the name of the synchronizing call that covers each moment, or NONE."""
-        place = list(_LAYERS).index("synchronizing")
+        place = [layer.name for layer in LAYERS].index("synchronizing")
         own = slice(*self.edges[place : place + 2].tolist())
         start, stop, name = self.start[own], self.stop[own], self.name[own]
         at = np.searchsorted(stop, moments, side="right")

@@ -1,22 +1,20 @@
 """Why devices are idle: shares of the causes, and the names behind them.
 
-`trace.idle` has the rules; here their results are summed over the steps of all ranks.
+Sums of the idle times of all ranks over their steps.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics.view import View
+from fastcomm.idle.causes import BY_CAUSE, CAUSES
+from fastcomm.idle.intervals import idle_times
 from fastcomm.trace.columns import nullable
-from fastcomm.trace.idle import idle_times
-from fastcomm.trace.schema import CAUSES
 from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm.units import percent
-from fastcomm_kernels.arrays import Flags
+from fastcomm_kernels.arrays import Flags, Ints
 
 _MOST_ROWS = 24  # of the evidence in a document
 EVIDENCE = pa.schema(
@@ -53,9 +51,9 @@ def of_trace(trace: Trace, *, by_host: bool) -> IdleTimes | None:
     return idle_times(trace, trace.device_iterations if on_device else trace.iterations)
 
 
-def iteration_columns(view: View) -> dict[str, pa.Array]:
-    """Return the idle time of each iteration in ns, as a column per cause."""
-    columns = zip(CAUSES, view.idle.T, strict=True)
+def iteration_columns(idle: Ints) -> dict[str, pa.Array]:
+    """Return the idle time of each iteration and cause, in ns, as a column per cause."""
+    columns = zip(CAUSES, idle.T, strict=True)
     return {f"idle_{cause}_ns": nullable(ns) for cause, ns in columns}
 
 
@@ -171,87 +169,6 @@ def largest(idle: Mapping[str, float | None]) -> str | None:
     """Return the cause with the largest share or time; None if unknown, or nothing is idle."""
     present = {cause: share for cause, share in idle.items() if share}
     return max(present, key=lambda cause: present[cause], default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleCause:
-    """What reports say of a cause of idle time, and from which share on it is a finding."""
-
-    text: str  # in tables and sentences
-    awaited: str  # what the device waits for
-    to_try: str
-    # Whether what the host does explains it, or the work without a recorded launch.
-    is_named: bool = False
-    on_host: str | None = None  # why a rank without a device is idle, in findings
-    # Share of the step from which on it is a finding; none for causes that programs cannot
-    # usually avoid. Some launches and gaps are always on the critical path.
-    least_share: float = inf
-
-
-BY_CAUSE = {
-    "launch_bound": IdleCause(
-        text="launch-bound",
-        awaited="for kernels to be launched",
-        to_try="CUDA graphs, torch.compile, or larger batches",
-        least_share=0.1,
-    ),
-    "synchronization": IdleCause(
-        text="synchronization",
-        awaited="for the host to launch anew after synchronizing calls",
-        to_try="to avoid .item(), .cpu() and other synchronizing calls in a step",
-        is_named=True,
-        least_share=0.05,
-    ),
-    "pipeline_bubble": IdleCause(
-        text="pipeline bubble",
-        awaited="for messages or collectives that are late",
-        to_try="more micro-batches, or an interleaved schedule",
-        on_host="it waits for messages or collectives",
-    ),
-    "data_loading": IdleCause(
-        text="data loading",
-        awaited="for the data loader",
-        to_try="more loader workers, prefetching and pinned memory",
-        is_named=True,
-        on_host="it loads data",
-        least_share=0.05,
-    ),
-    "python": IdleCause(
-        text="Python",
-        awaited="for Python code",
-        to_try="to collect garbage between steps only, and a profile of the Python code",
-        is_named=True,
-        on_host="no operator runs: Python, or another program on the core",
-        least_share=0.05,
-    ),
-    "kernel_gaps": IdleCause(
-        text="gaps between kernels",
-        awaited="between queued kernels",
-        to_try="CUDA graphs or fused kernels if gaps are short; long ones wait for other "
-        "streams, devices or processes",
-        least_share=0.1,
-    ),
-    "graph_callback": IdleCause(
-        text="callbacks in CUDA graphs",
-        awaited="for callbacks of the host in CUDA graphs",
-        to_try="to take them (cudaLaunchHostFunc) out of the captured graph",
-        is_named=True,
-        least_share=0.05,
-    ),
-    "host_work": IdleCause(
-        text="host work",
-        awaited="for work of the host before launches",
-        to_try="to move it to another thread, or to launch device work before it",
-        is_named=True,
-    ),
-    "unknown": IdleCause(
-        text="unknown",
-        awaited="for an unknown reason",
-        to_try="a recording with operators and with_stack=True, which shows what the host does",
-        is_named=True,
-        on_host="no operator runs: Python, data loading, or another program on the core",
-    ),
-}
 
 
 def cause_of_longer(

@@ -1,0 +1,1 @@
+"""Why devices are idle: causes by rule, intervals of idle time, and their shares of steps."""

@@ -1,0 +1,86 @@
+"""All findings of a run: what looks for each kind, and in which order."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastcomm.metrics.findings import (
+    copies,
+    exposed_communication,
+    hot_experts,
+    idle,
+    late_hosts,
+    pauses,
+    stages,
+    stragglers,
+)
+from fastcomm.metrics.findings.finding import LEAST_FINDING, Finding, in_order
+from fastcomm.metrics.findings.late_rank import late_rank
+from fastcomm.metrics.findings.parts import StepTimes
+from fastcomm.metrics.findings.suspects import (
+    Measurements,
+    awaited,
+    joined_ties,
+    limited_to_wait,
+    sharing,
+    without_slack,
+)
+from fastcomm.metrics.outliers import LEAST_SHARE
+from fastcomm.metrics.skew import RankWaits
+
+_SYMPTOMS = (
+    exposed_communication.exposed_communication,
+    copies.copies,
+    idle.idle_time,
+)
+
+
+def causes(
+    measured: Measurements, slow_links: Sequence[Finding], rank_waits: Sequence[RankWaits]
+) -> tuple[Finding, ...]:
+    """Return the causes of lost time in order; without any, the rank that is late.
+
+    `slow_links` are findings on links, `rank_waits` waits on aligned clocks, empty without
+    these.
+    """
+    own, paused = own_work(measured), pauses.rotating_pauses(measured)
+    findings = in_order([*pauses.unexplained(own, paused), *paused, *slow_links])
+    return findings or in_order(late_rank(measured, rank_waits))
+
+
+def own_work(measured: Measurements) -> list[Finding]:
+    """Return findings on stragglers, hot experts, late hosts and imbalanced stages."""
+    # Idle time needs a larger difference, as it varies with waits between collectives.
+    longer = awaited(measured, "compute_ns", LEAST_FINDING, stragglers.WORK)
+    compute = [hot_experts.explained(measured, suspect) for suspect in longer]
+    longer_idle = awaited(measured, "idle_ns", LEAST_SHARE, late_hosts.WORK)
+    caused = measured.common_wait_caused
+    suspects = [
+        *joined_ties(compute, caused),
+        *joined_ties(longer_idle, caused),
+        *stages.suspects(measured),
+    ]
+    findings = []
+    for suspect in sharing(suspects, caused):
+        limited = limited_to_wait(measured, suspect), without_slack(measured, suspect)
+        least = min(limited, key=lambda one: one.share)
+        findings.append(least.work.describe(measured, least))
+    return findings
+
+
+# Pauses visit any ranks, and others in each run.
+_OF_ANY_RANKS = {pauses.KIND}
+_OF_PARTS = {exposed_communication.KIND, copies.KIND, idle.KIND}
+
+
+def identity(kind: str, ranks: Sequence[int]) -> tuple[Any, ...] | None:
+    """Return by what a cause of one run is found in another one; None for a symptom."""
+    if kind in _OF_PARTS:
+        return None
+    return (kind,) if kind in _OF_ANY_RANKS else (kind, *ranks)
+
+
+def symptoms(of: StepTimes) -> list[Finding]:
+    """Return a finding per large part of the step other than compute."""
+    if of.breakdown.parts is None:
+        return []
+    return [finding for find in _SYMPTOMS if (finding := find(of)) is not None]

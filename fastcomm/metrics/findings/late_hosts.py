@@ -1,0 +1,79 @@
+"""Ranks whose device is idle longer than those of their peers, as the hosts launch late."""
+
+from fastcomm.idle import totals
+from fastcomm.idle.causes import BY_CAUSE
+from fastcomm.metrics.findings.finding import Evidence, Finding, Next, Sketch, per_step
+from fastcomm.metrics.findings.suspects import (
+    Measurements,
+    OwnWork,
+    Suspect,
+    finding_of,
+    named,
+    stage_fact,
+    step_facts,
+    wait_facts,
+)
+from fastcomm.trace.run import named_ranks
+
+PURPOSE_ON_HOST = "what runs before and after the time in which nothing does"
+COMPARED = Sketch(of="ranks", measure="idle", noun="idle time")
+
+
+def describe(measured: Measurements, of: Suspect) -> Finding:
+    """Return the finding on ranks that are idle longer."""
+    peers = measured.ranks_of(of.others)
+    cause, cause_ns = totals.cause_of_longer(measured.idle, of.rank, peers, of.longer)
+    cost = of.cost * of.share
+    longer = per_step(cost, measured.step_ns, excess=of.cost, per_rank=of.longer)
+    purpose = "what the host does while the device waits"
+    return finding_of(
+        measured,
+        of.ranks,
+        cost,
+        [
+            stage_fact(measured, of),
+            *idle_facts(of.mean, of.middle),
+            Evidence(key="idle_cause", value=cause),
+            Evidence(
+                key="idle_cause_ns",
+                value=cause_ns,
+                label="idle per step for its largest cause",
+                unit="ns",
+            ),
+            *wait_facts(measured, of.rank, peers),
+            *step_facts(measured, "idle_ns", of),
+        ],
+        kind=WORK.name,
+        text=f"{_reason(measured, of, cause)}+{longer}.",
+        next=Next(
+            command="critical-path",
+            purpose=PURPOSE_ON_HOST if measured.is_host_run else purpose,
+            of="first",
+        ),
+        picture=COMPARED,
+    )
+
+
+def idle_facts(own: float, peers: float) -> tuple[Evidence, ...]:
+    """Return the idle time of ranks and of their peers, ns per step, as evidence."""
+    return (
+        Evidence(key="idle_ns", value=own, label="idle per step", unit="ns"),
+        Evidence(key="peers_idle_ns", value=peers, label="idle time of its peers", unit="ns"),
+    )
+
+
+def _reason(measured: Measurements, of: Suspect, cause: str | None) -> str:
+    """Return who is idle, and why: the beginning of a sentence."""
+    if measured.is_host_run:
+        about = BY_CAUSE
+        why = about[cause or "unknown"].on_host or about["unknown"].on_host
+        verb = "are" if of.tied else "is"
+        return f"{named(of)} {verb} idle longer than {of.its} peers ({why}): "
+    ranks = named_ranks(of.ranks)
+    hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
+    is_known = cause not in (None, "unknown")
+    why = f" ({BY_CAUSE[cause].text})" if cause is not None and is_known else ""
+    return f"{hosts} late{why}: the device is idle longer than {of.its} peers, "
+
+
+WORK = OwnWork(name="jittery_host", describe=describe)
