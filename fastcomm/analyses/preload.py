@@ -43,10 +43,8 @@ def _ending_with(parent: int) -> Iterator[None]:
 
 sys.excepthook = _print_unless_over
 leave_out_pandas()
-with (
-    _ending_with(os.getppid()),
-    suppress(OSError),
-):  # without room for a temporary file, workers load kernels themselves
+# Without room for a temporary file, workers load kernels themselves.
+with _ending_with(os.getppid()), suppress(OSError):
     from fastcomm.analyses.preparation import run_kernels
 
     run_kernels()

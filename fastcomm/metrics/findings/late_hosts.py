@@ -33,13 +33,7 @@ def describe(measured: Measurements, of: Suspect) -> Finding:
         [
             stage_fact(measured, of),
             *idle_facts(of.mean, of.middle),
-            Evidence(key="idle_cause", value=cause),
-            Evidence(
-                key="idle_cause_ns",
-                value=cause_ns,
-                label="idle per step for its largest cause",
-                unit="ns",
-            ),
+            *cause_facts(cause, cause_ns),
             *wait_facts(measured, of.rank, peers),
             *step_facts(measured, "idle_ns", of),
         ],
@@ -59,6 +53,15 @@ def idle_facts(own: float, peers: float) -> tuple[Evidence, ...]:
     return (
         Evidence(key="idle_ns", value=own, label="idle per step", unit="ns"),
         Evidence(key="peers_idle_ns", value=peers, label="idle time of its peers", unit="ns"),
+    )
+
+
+def cause_facts(cause: str | None, ns: float | None) -> tuple[Evidence, ...]:
+    """Return the largest cause of idle time, and its ns per step, as evidence."""
+    label = "idle per step for its largest cause"
+    return (
+        Evidence(key="idle_cause", value=cause),
+        Evidence(key="idle_cause_ns", value=ns, label=label, unit="ns"),
     )
 
 

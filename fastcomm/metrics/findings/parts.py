@@ -86,6 +86,7 @@ def finding_of_part(
     iterations = of.iterations.filter(of.iterations["exact_compute_ns"].is_valid())
     ranks = np.unique(iterations["rank"].to_numpy()).tolist()
     costs = _by_step(iterations, [f"exact_{name}_ns" for name in columns])
+    spread_ns = spread(costs)
     compute = Evidence(
         key="compute_ns", value=of.ns("compute"), label="compute per step", unit="ns"
     )
@@ -101,11 +102,11 @@ def finding_of_part(
         if of.is_host_run
         else confidence(
             of.ns(part),
-            spread(costs),
+            spread_ns,
             ranks=len(ranks),
             is_matched=of.is_matched and of.is_whole,
         ),
-        evidence=(compute, *evidence, *steps_and_spread(len(costs), spread(costs))),
+        evidence=(compute, *evidence, *steps_and_spread(len(costs), spread_ns)),
         is_symptom=True,
         **more,
     )
