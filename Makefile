@@ -93,7 +93,7 @@ bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, and a trace o
 	$(BIN)/python bench/scale.py --write docs/scale.md
 
 soak: .venv/.dev ## Run what takes an hour: every moment, option and size, and bars beside busy cores
-	$(TESTS) -m 'soak or not soak' --hypothesis-profile=soak
+	$(TESTS) --dist=worksteal -m 'soak or hypothesis' --hypothesis-profile=soak
 	$(MAKE) fuzz FUZZ_SECONDS=300
 	$(BIN)/python bench/busy.py --rounds 10 -- $(MAKE) bench-check
 
