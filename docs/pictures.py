@@ -10,20 +10,20 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from fastcomm.readers.runs import open_run
-
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
 from builders import html_page
 
 from fastcomm.analyses.critical_path import critical_path
+from fastcomm.analyses.preparation import open_traces
 from fastcomm.analyses.timeline import find_timeline
 from fastcomm.metrics import (
     Partial,
     merge,
 )
 from fastcomm.metrics.computation import compute
+from fastcomm.options import ReadOptions
 from fastcomm.report import html
 from fastcomm.report.html import run_page
 from fastcomm.synthetic import Job, write
@@ -50,14 +50,14 @@ def update_files() -> None:
 def _pages(folder: Path) -> tuple[Path, Path]:
     """Write the reports of the demo run and of a run of 4096 ranks."""
     write(Job.of(ranks=8), folder / "demo")
-    run = open_run(folder / "demo")
+    run = open_traces((folder / "demo",), ReadOptions())
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     path = critical_path(run)
     metrics = compute(merge(parts), byte_kind="payload", link=_LINK)
     timeline = find_timeline(run, metrics, critical=path)
     demo = run_page.run_page(metrics, ["demo"], critical=path, timeline=timeline)
     write(Job.of(ranks=8, straggler=None), folder / "even")
-    run = open_run(folder / "even")
+    run = open_traces((folder / "even",), ReadOptions())
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     many = compute(html_page.many_ranks(parts, 512), byte_kind="payload", link=_LINK)
     html.write(demo, folder / "demo.html")

@@ -5,7 +5,7 @@ A field has the name and the default of the command's option: `--link-bandwidth`
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -67,6 +67,11 @@ class ReadOptions(CheckedOptions):
         check_numbers("ranks", self.ranks)
         if self.iteration_regex is not None:
             regex("iteration_regex", self.iteration_regex)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether ranks are read without any rule of the user."""
+        return replace(self, ranks=None, keep_going=False) == ReadOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

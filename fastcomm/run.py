@@ -1,8 +1,9 @@
 """`open` returns a `Run`, whose methods run all analyses of a training run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fastcomm.analyses.preparation import open_traces
 from fastcomm.analyses.workers import executor_of
@@ -40,10 +41,8 @@ if TYPE_CHECKING:
     from fastcomm.kernels.result import Kernels
     from fastcomm.metrics.result import Metrics
     from fastcomm.replay.result import Session
-    from fastcomm.trace.run import RunTraces, SkippedRank
+    from fastcomm.trace.run import SkippedRank
     from fastcomm.trace.trace import Trace
-
-T = TypeVar("T")
 
 
 class Run:
@@ -70,8 +69,7 @@ class Run:
     ) -> None:
         self.paths = paths
         self.options = options
-        self._executor = executor_of(workers)
-        self._traces = open_traces(paths, options, self._executor)
+        self._traces = open_traces(paths, options, executor_of(workers))
 
     def __repr__(self) -> str:
         """Return a text with the paths and the ranks."""
@@ -94,7 +92,7 @@ class Run:
 
     @property
     def skipped(self) -> "tuple[SkippedRank, ...]":
-        """Ranks left out because their files could not be opened; empty without `keep_going`.
+        """Ranks left out because their files could not be opened, if `open` may leave any out.
 
         Each has `rank`, `path` and `error`.
         """
@@ -143,14 +141,13 @@ class Run:
         Raises
         ------
         FastcommError
-            If a rank cannot be read; with `keep_going`, if none can.
+            If a rank cannot be read, which `open` may allow.
 
         """
         from fastcomm.analyses.info import info
 
         check_type(all_ranks, bool, "info: all_ranks", "True or False")
-        user_options = set(non_default(self.options)) - {"ranks", "keep_going"}
-        return self._analyze(info, all_ranks=all_ranks, anew=bool(user_options))
+        return info(self._traces, all_ranks=all_ranks, anew=not self.options.is_plain)
 
     @takes(MetricsOptions)
     def metrics(self, options: MetricsOptions) -> "Metrics":
@@ -180,20 +177,12 @@ class Run:
         ConfigError
             If an option is invalid.
         FastcommError
-            If a rank cannot be read; with `keep_going`, if none can.
+            If a rank cannot be read, which `open` may allow.
 
         """
-        return self._measured(options)
+        from fastcomm.analyses.measure import compute_metrics
 
-    def _analyze(self, analysis: Callable[..., T], *options: object, **named: Any) -> T:
-        """Return the result of an analysis of the run, with its executor and its options."""
-        return analysis(
-            self._traces,
-            *options,
-            workers=self._executor,
-            keep_going=self.options.keep_going,
-            **named,
-        )
+        return compute_metrics(self._traces, options)
 
     def _check_step_boundary(self, name: str) -> None:
         """Raise `ConfigError` if the steps of the run are cut on the device clock.
@@ -205,12 +194,6 @@ class Run:
                 f"{name}: step_boundary 'device' has no effect: a path begins and ends with "
                 "the step on the host; open the run without it"
             )
-
-    def _measured(self, options: MetricsOptions) -> "Metrics":
-        """Measure the run; `options` may be those of a report."""
-        from fastcomm.analyses.measure import compute_metrics
-
-        return self._analyze(compute_metrics, options)
 
     @takes(KernelOptions)
     def kernels(self, options: KernelOptions) -> "Kernels":
@@ -236,12 +219,12 @@ class Run:
         ConfigError
             If an option is invalid, or the run does not have the rank or the step.
         FastcommError
-            If a rank cannot be read; with `keep_going`, if none can.
+            If a rank cannot be read, which `open` may allow.
 
         """
         from fastcomm.analyses.kernels import sum_kernels
 
-        return self._analyze(sum_kernels, options)
+        return sum_kernels(self._traces, options)
 
     @takes(PathOptions)
     def critical_path(self, options: PathOptions) -> "CriticalPath":
@@ -280,7 +263,7 @@ class Run:
         from fastcomm.analyses.critical_path import critical_path
 
         self._check_step_boundary("critical_path")
-        return self._analyze(critical_path, options)
+        return critical_path(self._traces, options)
 
     @takes(RunReplayOptions)
     def replay(self, options: RunReplayOptions) -> "Session":
@@ -316,7 +299,7 @@ class Run:
         from fastcomm.analyses.replay import session_of, step_of
 
         self._check_step_boundary("replay")
-        return session_of(self._analyze(step_of, options), options)
+        return session_of(step_of(self._traces, options), options)
 
     @takes(StragglerOptions)
     def stragglers(self, options: StragglerOptions) -> "StragglerResult":
@@ -347,7 +330,7 @@ class Run:
         if ignored := non_default(self.options):
             names = ", ".join(ignored)
             raise ConfigError(f"stragglers: {names}: no effect on a table; open it without")
-        return analyse_stragglers(self.paths[0], options, executor=self._executor)
+        return analyse_stragglers(self.paths[0], options, executor=self._traces.executor)
 
     @shows(ReportOptions)
     @python_names()
@@ -376,8 +359,8 @@ class Run:
         ConfigError
             If an option is invalid.
         FastcommError
-            If a rank cannot be read (with `keep_going`, if none can), or the file cannot be
-            written or is a trace of the run.
+            If a rank cannot be read, which `open` may allow, or the file cannot be written or
+            is a trace of the run.
 
         """
         from fastcomm.analyses.page import results_for_page
@@ -390,7 +373,7 @@ class Run:
         chosen = build(ReportOptions, options, "report")
         inputs = [source.path for source in self._traces.sources]
         refuse_inputs(Path(html), inputs)
-        results = self._analyze(results_for_page, self._measured(chosen), chosen)
+        results = results_for_page(self._traces, chosen)
         with guarded():
             note_inputs(inputs)
             write_report(
@@ -424,7 +407,8 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
         the annotations that mark steps; `step_boundary`, where steps begin ("auto", "device" or
         "host"; critical paths and replays take the steps of the host, and refuse "device");
         `allow_truncated` to read incomplete files up to their last complete event;
-        `keep_going` to leave out ranks that cannot be read.
+        `keep_going` to leave out ranks that cannot be read, of all analyses: an error means
+        that there is no other rank.
 
     Returns
     -------
@@ -437,8 +421,8 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
         If an option is invalid, or there is no path.
     FastcommError
         If there is no trace, the rank of a file cannot be determined or the file cannot be
-        read, two files have the same rank, or files contradict the world size. With
-        `keep_going`, files that cannot be read are in `Run.skipped` instead.
+        read, two files have the same rank, or files contradict the world size. Files
+        that may be left out are in `Run.skipped` instead.
 
     """
     if not paths:
@@ -485,7 +469,7 @@ def compare(
         If an argument is no run and no metrics, an option is invalid or has no effect, or the
         runs count different bytes.
     FastcommError
-        If a rank of a run cannot be read; with `keep_going`, if none can.
+        If a rank of a run cannot be read, which `open` may allow.
 
     """
     from fastcomm.analyses import two_runs
@@ -499,17 +483,9 @@ def compare(
     ignored = [name for name in options if not runs or (name == "steps" and len(runs) == 1)]
     if ignored:
         raise ConfigError(f"compare: {', '.join(ignored)}: no effect on metrics; pass two runs")
-    whole = _compared(before, "before", chosen), _compared(after, "after", chosen)
-    same = two_runs.with_common_ranks(*whole)
-    note = None
-    if kernels is None:
-        kernels, note = two_runs.kernels_of_runs(
-            *same,
-            steps=chosen.steps,
-            workers=runs[0]._executor if runs else 1,
-            keep_going=any(run.options.keep_going for run in runs),
-        )
-    return two_runs.compare_runs(whole, same, kernels=kernels, note=note)
+    both = _compared(before, "before", chosen), _compared(after, "after", chosen)
+    comparison, _ = two_runs.compare_runs(*both, steps=chosen.steps, kernels=kernels)
+    return comparison
 
 
 def _are_pairs(kernels: object) -> bool:
@@ -536,9 +512,4 @@ def _compared(
 
     if not isinstance(run, Run):
         return ComparedRun(document=metrics_document(run, name))
-    keep_going = run.options.keep_going
-
-    def measure(traces: "RunTraces") -> "Metrics":
-        return compute_metrics(traces, options, workers=run._executor, keep_going=keep_going)
-
-    return ComparedRun.of_traces(run._traces, measure)
+    return ComparedRun.of_traces(run._traces, partial(compute_metrics, options=options))

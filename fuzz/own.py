@@ -12,10 +12,9 @@ from random import Random
 
 import numba
 
+import fastcomm
 from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError
-from fastcomm.readers.runs import open_run
 from fastcomm.store import read_manifest
 from fastcomm.synthetic import Job, write
 from fastcomm_kernels._jit import Folders, KernelCache
@@ -56,7 +55,7 @@ def two_writers(path: Path) -> None:
             raise error
     if len(errors) == len(_RUNS):
         raise errors[0]
-    compute_metrics(open_run(store)).to_dict()
+    fastcomm.open(store).metrics().to_dict()
     folders = {Path(entry.source).parent for entry in read_manifest(store).ranks}
     assert len(folders) == 1, f"a store of {folders}"
 

@@ -14,26 +14,29 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+import fastcomm
 from fastcomm import hardware
 from fastcomm.analyses.chakra import convert
 from fastcomm.analyses.critical_path import execution_trace_path
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.analyses.workers import executor_of
 from fastcomm.compat import dpro
 from fastcomm.compat.isp_space import config_file
 from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.saved import load, save
 from fastcomm.dispatch import Recipe, workload
+from fastcomm.executors import Local
+from fastcomm.executors.opened import OpenedRun
 from fastcomm.graph import edits
 from fastcomm.hardware import measurements
 from fastcomm.isp import presets
 from fastcomm.options import EditOptions, Window
 from fastcomm.planning_options import WorkloadOptions
 from fastcomm.readers import config, execution_traces, runs
+from fastcomm.readers.config import Config
 from fastcomm.readers.dpro import inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.readers.tables import RowKind, TableMapping
 from fastcomm.stragglers import operations, stragglers
 from fastcomm.stragglers.model import JobModel
@@ -60,7 +63,7 @@ class Seed:
 
 def metrics(path: Path) -> None:
     """As `fastcomm metrics`."""
-    compute_metrics(open_run(path)).to_dict()
+    fastcomm.open(path).metrics().to_dict()
 
 
 def whole(path: Path) -> None:
@@ -95,8 +98,8 @@ _COLUMNS = TableMapping(
 
 
 def _table(path: Path) -> None:
-    options = OpenOptions(config=config.Config(table=_COLUMNS))
-    compute_metrics(open_run(path, options=options)).to_dict()
+    run = open_run(path, config=Config(table=_COLUMNS))
+    compute_metrics(OpenedRun.of(run, Local())).to_dict()
 
 
 def _stats(path: Path, *, whole: bool = True) -> None:
@@ -227,7 +230,7 @@ def _generated(path: Path) -> None:
 def _chakra(path: Path) -> None:
     folder = path.with_name("chakra_of_job")
     write(_JOB, folder / "traces")
-    convert(open_run(folder / "traces"), folder / "et", executor_of(1))
+    convert(OpenedRun.of(open_run(folder / "traces"), Local()), folder / "et")
     (folder / "et" / "trace.0.et").rename(path)
     shutil.rmtree(folder)
 

@@ -21,7 +21,7 @@ from hypothesis.internal.conjecture import providers
 
 # In the gate few examples, always the same ones: red is a change that broke something.
 # `--hypothesis-profile=soak` looks for new ones, and makes small what fails.
-often = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=1000)
+often = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)
 settings.register_profile("soak", often)
 settings.register_profile(
     "gate", often, max_examples=25, derandomize=True, phases=set(Phase) - {Phase.shrink}

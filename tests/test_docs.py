@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from builders import inspector_logs
+from builders.opened import open_run
 from builders.places import ROOT
 
 from docs import drawings, pages
@@ -16,7 +17,7 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import COMMANDS, main
 from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, StragglerOptions
 from fastcomm.readers import NAME_PATTERNS, config
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.config import Config
 from fastcomm.synthetic import Job, write
 from fastcomm.synthetic.nsys import write_nsys
 from fastcomm.trace.parallel import ORDERS
@@ -223,8 +224,8 @@ def written(folder, format_):
         rows += ("1,0,9,gemm,", "1,9,12,allreduce,w")
         (folder / "table.csv").write_text("\n".join(rows) + "\n")
         (folder / "table.toml").write_text(TABLE)
-        return [folder / "table.csv"], OpenOptions(config=config.read(folder / "table.toml"))
-    return [folder], OpenOptions()
+        return [folder / "table.csv"], config.read(folder / "table.toml")
+    return [folder], Config()
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def test_the_table_of_formats_agrees_with_the_readers(column, format_, tmp_path)
     said = {name: cells.split(" | ")[column] for name, cells in rows if cells.count(" | ") == 3}
     assert said["format"] == format_
     paths, options = written(tmp_path, format_)
-    trace = open_run(*paths, options=options).read(0, "all")
+    trace = open_run(*paths, config=options).read(0, "all")
     assert trace.meta.format == format_
     has = {name: "yes" if look(trace) else "no" for name, look in ROWS_OF_TRACES.items()}
     assert has == {name: re.match(r"yes|no", said[name])[0] for name in has}

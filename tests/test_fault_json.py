@@ -8,10 +8,10 @@ import pytest
 from builders import kineto_text as k
 from builders.fault_files import BASE, beside
 from builders.fault_tools import STEP, refused, run
+from builders.opened import open_run
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.kineto import chrome
-from fastcomm.readers.runs import open_run
 
 
 @pytest.fixture

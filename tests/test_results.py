@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from builders.commands import invoke
+from builders.opened import open_run
 from builders.places import SCHEMAS
 from jsonschema import Draft202012Validator
 
@@ -23,7 +24,6 @@ from fastcomm.isp.internevo.calibration import setting
 from fastcomm.planning_options import SearchOptions
 from fastcomm.readers.dpro import inputs as dpro_inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
-from fastcomm.readers.runs import open_run
 from fastcomm.result import SCHEMA_VERSION, Result, TableResult
 from fastcomm.synthetic import Job, write
 

@@ -14,10 +14,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fastcomm.analyses import preparation
 from fastcomm.critical_path import corrected
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor, Progress, of_each
+from fastcomm.executors import of_each
+from fastcomm.executors.opened import OpenedRun
 from fastcomm.files import aside, check_no_input
 from fastcomm.graph import EDGE_KIND
 from fastcomm.readers.execution_traces import (
@@ -62,14 +64,7 @@ class Written:
     replayed: Mapping[str, int]  # number of events replayed as measured, by reason
 
 
-def convert(
-    run: RunTraces,
-    folder: Path,
-    executor: Executor,
-    *,
-    keep_going: bool = False,
-    progress: Progress | None = None,
-) -> ChakraFiles:
+def convert(run: OpenedRun, folder: Path) -> ChakraFiles:
     """Write a run as Chakra execution traces: `trace.<rank>.et` and `trace.groups.json`.
 
     Parameters
@@ -78,12 +73,6 @@ def convert(
         The traces.
     folder
         Directory to write to.
-    executor
-        Reads and converts the ranks.
-    keep_going
-        Whether to skip ranks that cannot be read.
-    progress
-        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------
@@ -91,6 +80,7 @@ def convert(
         A rank cannot be read, no rank has work, or a file cannot be written.
 
     """
+    run.compile(preparation.compile_critical_path)
     world = run.world_size or max(source.rank for source in run.sources) + 1
     for source in run.sources:
         check_no_input(folder / file_name(source.rank))
@@ -98,7 +88,7 @@ def convert(
     task = of_each(partial(write, folder=folder, world=world), content="all")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written, skipped = executor.gather(run, task, keep_going=keep_going, progress=progress)
+        written, skipped = run.gather(task)
         _refuse_empty(written, run)
         write_groups(written, folder)
     except OSError as error:

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.analyses import preparation
-from fastcomm.analyses.workers import executor_of
 from fastcomm.checks import check_path
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.analysis import JoinError, analyze, joined
@@ -23,19 +22,17 @@ from fastcomm.critical_path.rules import TraceEvents
 from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.executors import (
-    Executor,
-    Progress,
     Task,
     annotate_errors,
     by_rank,
     skipped_rank,
 )
+from fastcomm.executors.opened import OpenedRun
 from fastcomm.options import ExecutionTraceOptions, PathOptions, Window
 from fastcomm.readers import execution_traces, rank_from_name
 from fastcomm.readers.execution_traces import ChakraTrace
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.run import (
-    RunTraces,
     SkippedRank,
     Source,
     Spread,
@@ -88,13 +85,7 @@ PathsByRank = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
 def critical_path(
-    run: RunTraces,
-    options: PathOptions | None = None,
-    *,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
-    progress: Progress | None = None,
-    alone: bool = False,
+    run: OpenedRun, options: PathOptions | None = None, *, alone: bool = False
 ) -> CriticalPath:
     """Find the critical path of a window through all ranks, or of one rank.
 
@@ -108,50 +99,41 @@ def critical_path(
         The traces.
     options
         Window and rank; by default the second step of all ranks.
-    workers
-        Number of processes, or an executor.
-    keep_going
-        Whether to leave out ranks that cannot be read, and list them in `skipped` of the path.
-    progress
-        Called with the source of each finished rank, also of one that was skipped; not if the
-        path is of one rank.
     alone
         Whether to find the path of one rank.
 
     Raises
     ------
     FastcommError
-        If there is no such window, or a rank cannot be read; with `keep_going`, only if
+        If there is no such window, or a rank cannot be read; of a run that goes on, only if
         `options.rank` names that rank, or no rank can be read.
 
     """
     options = options or PathOptions()
-    executor = executor_of(workers)
+    run.compile(partial(preparation.compile_critical_path, options.compat))
     if alone or options.is_of_one_rank or len(run.ranks) == 1:
-        path = _of_one_rank(run, options, executor, keep_going)
+        path = _of_one_rank(run, options)
         path = replace(path, warnings=(*run.warnings, *path.warnings))
         return _with_data(path, options) if options.deps else path
-    joint, skipped = through_ranks(run, options, executor, keep_going, progress)
+    joint, skipped = through_ranks(run, options)
     if isinstance(joint, str):
         unread = {rank.rank for rank in skipped}
         source = next(rank for rank in run.sources if rank.rank not in unread)
-        path = executor.call(partial(_of_source, source, options))
+        path = run.executor.call(partial(_of_source, source, options))
         note = f"this is the path of rank {source.rank} alone: ranks cannot be joined ({joint})"
         joint = replace(path, about=path.about.noting(note))
     warnings = (*run.warnings, *joint.warnings)
     return replace(joint, skipped=tuple(skipped), warnings=warnings)
 
 
-def _of_one_rank(
-    run: RunTraces, options: PathOptions, executor: Executor, keep_going: bool
-) -> CriticalPath:
+def _of_one_rank(run: OpenedRun, options: PathOptions) -> CriticalPath:
     """Return the path of `options.rank`, or of the first rank that can be read."""
-    may_skip = keep_going and options.rank is None
+    may_skip = run.keep_going and options.rank is None
     sources = run.sources if options.rank is None else run.only((options.rank,)).sources
     unread: list[SkippedRank] = []
     for source in sources:
         try:
-            path = executor.call(partial(_of_source, source, options))
+            path = run.executor.call(partial(_of_source, source, options))
         except WindowError:
             raise
         except FastcommError as error:
@@ -208,17 +190,13 @@ def _with_data(path: CriticalPath, options: PathOptions) -> CriticalPath:
 
 
 def through_ranks(
-    run: RunTraces,
-    window: Window,
-    executor: Executor,
-    keep_going: bool,
-    progress: Progress | None,
+    run: OpenedRun, window: Window
 ) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
     """Return the path through all ranks, or the reason why not, and the skipped ranks."""
     of_rank = _RankWindow(window=window, world_size=run.world_size)
     task = Task(measure=of_rank.part, merge=together, finish=of_rank.join, content="all")
     try:
-        return executor.gather(run, task, keep_going=keep_going, progress=progress)
+        return run.gather(task)
     except WindowError as error:
         return str(error), run.skipped
 

@@ -9,16 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import arrow_files
-from fastcomm.analyses.workers import executor_of
+from fastcomm.analyses import preparation
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
 from fastcomm.executors import (
-    Executor,
-    Progress,
     Task,
     by_rank,
     of_each,
     skipped_rank,
 )
+from fastcomm.executors.opened import OpenedRun
 from fastcomm.readers.runs import missing
 from fastcomm.result import Result
 from fastcomm.store import MANIFEST, ClockNote, Entry, Manifest, read_manifest
@@ -256,33 +255,24 @@ class Info(Result):
         }
 
 
-def info(
-    run: RunTraces,
-    *,
-    all_ranks: bool = False,
-    anew: bool = False,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
-    progress: Progress | None = None,
-) -> Info:
+def info(run: OpenedRun, *, all_ranks: bool = False, anew: bool = False) -> Info:
     """Describe a run: format, ranks, steps, process groups, and missing data.
 
     Reads the first rank, or with `all_ranks` every one; the tables of a store have all ranks.
     `anew` reads the ranks of a store instead, if options differ from those of its ingest.
-    `workers` is a number of processes or an executor; with `keep_going`, ranks that cannot be
-    read are skipped; `progress` is called with each rank that was read. Raises `FastcommError`
-    if a rank cannot be read.
+    Raises `FastcommError` if a rank cannot be read.
     """
     manifests = _manifests(run)
     if manifests and not anew:
         return _of_store(run, manifests)
-    executor, task = executor_of(workers), of_each(RankSummary.of)
+    run.compile(preparation.compile_kernels)
+    task = of_each(RankSummary.of)
     if all_ranks:
-        parts, skipped = executor.gather(run, task, keep_going=keep_going, progress=progress)
-    elif keep_going:
-        parts, skipped = _first_readable(run, executor, task)
+        parts, skipped = run.gather(task)
+    elif run.keep_going:
+        parts, skipped = _first_readable(run, task)
     else:
-        parts, skipped = executor.gather(replace(run, sources=run.sources[:1]), task)
+        parts, skipped = replace(run, sources=run.sources[:1]).gather(task)
     parts = tuple(sorted(parts, key=lambda part: part.rank.rank))
     # A file that is alone says its rank behind its events, when the run is opened already.
     ranks = {part.rank.rank for part in parts} if len(run.ranks) == 1 else set(run.ranks)
@@ -301,13 +291,13 @@ _Summaries = tuple[tuple[RankSummary, ...], Sequence[SkippedRank]]
 
 
 def _first_readable(
-    run: RunTraces, executor: Executor, task: Task[tuple[RankSummary, ...], _Summaries]
+    run: OpenedRun, task: Task[tuple[RankSummary, ...], _Summaries]
 ) -> _Summaries:
     """Return the summary of the first rank that can be read, and the skipped ranks."""
     unread: list[SkippedRank] = []
     for source in run.sources:
         try:
-            parts, _ = executor.gather(replace(run, sources=(source,)), task)
+            parts, _ = replace(run, sources=(source,), keep_going=False).gather(task)
         except ClusterError:
             raise
         except FastcommError as error:

@@ -10,13 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from fastcomm.analyses import preparation
 from fastcomm.analyses.workers import executor_of
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
 from fastcomm.exchange.clocks import clock_offsets
-from fastcomm.executors import Executor, Progress, of_each
+from fastcomm.executors import Executor, of_each
+from fastcomm.executors.opened import OpenedRun, ShowProgress, unseen
 from fastcomm.files import aside, is_local, is_url, left_behind, place, refuse_output
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
+from fastcomm.readers.config import Config
+from fastcomm.readers.runs import missing, open_run, with_card
 from fastcomm.store import (
     MANIFEST,
     ClockNote,
@@ -53,12 +56,12 @@ def plan(
     paths: Sequence[str | Path],
     folder: str | Path,
     *,
-    options: OpenOptions | None = None,
+    config: Config | None = None,
     ranks: Iterable[int] | None = None,
 ) -> IngestPlan:
     """Open a run to be stored in `folder`, with every event; by default of all ranks.
 
-    A configuration beside the traces adds to `options`.
+    A card beside the traces adds to `config`.
 
     Raises
     ------
@@ -71,12 +74,10 @@ def plan(
     refuse_output("--output", folder)
     folder = Path(folder)
     _refuse_inside(paths, folder)
-    options = options or OpenOptions()
-    config, _ = with_card(options.config, paths)
-    options = replace(options, config=config)
-    run = open_run(*paths, options=options)
+    config, _ = with_card(config or Config(), paths)
+    run = open_run(*paths, config=config)
     found_again = missing(run.expected, run.world_size)
-    reading = replace(options.reading(run.world_size, run.ranks), whole=True)
+    reading = replace(config.reading(run.world_size, run.ranks), whole=True)
     run = run if ranks is None else run.only(ranks)
     _refuse_outside(run, folder)
     refuse_strange(run, folder)
@@ -177,11 +178,7 @@ class Ingested:
 
 
 def ingest(
-    planned: IngestPlan,
-    *,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
-    progress: Progress | None = None,
+    planned: IngestPlan, workers: int | Executor = 1, show: ShowProgress = unseen
 ) -> Ingested:
     """Write the store of a planned ingest.
 
@@ -191,16 +188,14 @@ def ingest(
         The run and the directory.
     workers
         Number of processes, or an executor.
-    keep_going
-        Whether to skip ranks that cannot be read, and list them in the manifest.
-    progress
-        Called with the source of each finished rank, also of one that was skipped.
+    show
+        Shows the progress.
 
     Raises
     ------
     FastcommError
-        If a rank cannot be read, and then the store stays unfinished (with `keep_going`, only
-        if no rank can); or if another ingest writes the store, of which nothing is removed.
+        If a rank cannot be read, and then the store stays unfinished (of a run that goes on,
+        only if no rank can); or if another ingest writes the store; nothing of it is removed.
 
     """
     run, folder = planned.run, planned.folder
@@ -219,10 +214,11 @@ def ingest(
             writer=secrets.token_hex(8),
         )
         _write_manifest(folder, begun)
-        tasks = replace(run, sources=_storing(run, folder, reading))
+        storing = replace(run, sources=_storing(run, folder, reading))
         task = of_each(partial(StoredRank.of, folder=folder))
-        executor = executor_of(workers)
-        parts, unread = executor.gather(tasks, task, keep_going=keep_going, progress=progress)
+        opened = OpenedRun.of(storing, executor_of(workers), show)
+        opened.compile(preparation.compile_kernels)
+        parts, unread = opened.gather(task)
         _check_written(folder, parts)
         if not is_alone:
             _check_unshared(folder, begun, parts)

@@ -6,16 +6,15 @@ from typing import get_args
 
 from fastcomm.analyses import preparation
 from fastcomm.analyses.changes import COMPARED
-from fastcomm.analyses.workers import executor_of
 from fastcomm.errors import ConfigError
-from fastcomm.executors import Executor, Progress, Task
+from fastcomm.executors import Task
+from fastcomm.executors.opened import OpenedRun
 from fastcomm.kernels.result import Kernels
 from fastcomm.kernels.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.options import KernelKey, KernelOptions
 from fastcomm.readers.runs import with_world
 from fastcomm.trace.run import (
     ReadRanks,
-    RunTraces,
     SkippedRank,
     Spread,
     agreed_size,
@@ -37,14 +36,7 @@ def compile_kernels() -> None:
     preparation.compile_for("kernels", summed)
 
 
-def sum_kernels(
-    run: RunTraces,
-    options: KernelOptions | None = None,
-    *,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
-    progress: Progress | None = None,
-) -> Kernels:
+def sum_kernels(run: OpenedRun, options: KernelOptions | None = None) -> Kernels:
     """Sum up the device work of a run by the key of the options.
 
     Parameters
@@ -53,22 +45,17 @@ def sum_kernels(
         Its ranks.
     options
         Key, rank, step and names; by default kernels by name.
-    workers
-        Number of processes, or an executor.
-    keep_going
-        Whether to skip ranks that cannot be read.
-    progress
-        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------
     ConfigError
         If the run does not have the rank or the step.
     FastcommError
-        If a rank cannot be read; with `keep_going`, if none can.
+        If a rank cannot be read; of a run that goes on, if none can.
 
     """
     options = options or KernelOptions()
+    run.compile(compile_kernels)
     question = WorkQuestion(
         by=(options.by,),
         steps=None if options.step is None else (options.step,),
@@ -77,24 +64,12 @@ def sum_kernels(
         flops=True,
         gpu=options.gpu,
     )
-    (result,) = answered(
-        run if options.rank is None else run.only((options.rank,)),
-        question,
-        workers=workers,
-        keep_going=keep_going,
-        progress=progress,
-    )
+    ranks = run if options.rank is None else run.only((options.rank,))
+    (result,) = answered(ranks, question)
     return result
 
 
-def answered(
-    run: RunTraces,
-    question: WorkQuestion,
-    *,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
-    progress: Progress | None = None,
-) -> list[Kernels]:
+def answered(run: OpenedRun, question: WorkQuestion) -> list[Kernels]:
     """Return the device work of a run by each key of a question; each rank is read once.
 
     Parameters
@@ -103,13 +78,16 @@ def answered(
         Its ranks.
     question
         Keys, steps and names.
-    workers, keep_going, progress
-        As for `sum_kernels`, whose errors are raised.
 
     Returns
     -------
     list of Kernels
         One per key, in the order of `question.by`.
+
+    Raises
+    ------
+    FastcommError
+        As of `sum_kernels`.
 
     """
     task = Task(
@@ -124,16 +102,11 @@ def answered(
         ),
         content=question.content,
     )
-    return executor_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
+    return run.gather(task)
 
 
 def kernels_of_two(
-    before: RunTraces,
-    after: RunTraces,
-    *,
-    steps: tuple[int, ...] | None = None,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
+    before: OpenedRun, after: OpenedRun, steps: tuple[int, ...] | None = None
 ) -> list[tuple[Kernels, Kernels]]:
     """Return the device work of two runs, to be compared: a pair by each key of `COMPARED`.
 
@@ -143,20 +116,16 @@ def kernels_of_two(
         The ranks of the runs.
     steps
         Numbers of the steps that count; by default all.
-    workers, keep_going
-        As for `sum_kernels`, whose errors are raised.
 
     Raises
     ------
     FastcommError
-        If a run has no kernels in its steps.
+        If a run has no kernels in its steps, or as of `sum_kernels`.
 
     """
     question = WorkQuestion(by=COMPARED, steps=steps)
-    both = [
-        answered(run, question, workers=workers, keep_going=keep_going)
-        for run in (before, after)
-    ]
+    before.compile(compile_kernels)
+    both = [answered(run, question) for run in (before, after)]
     if not all(run[0].steps and run[0].table.num_rows for run in both):
         raise ConfigError("a run has none in its steps")
     return list(zip(*both, strict=True))

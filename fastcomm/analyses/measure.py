@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fastcomm.analyses.workers import executor_of
+from fastcomm.analyses import preparation
 from fastcomm.errors import ConfigError
-from fastcomm.executors import Executor, Progress, Task
+from fastcomm.executors import Task
+from fastcomm.executors.opened import OpenedRun
 from fastcomm.hardware import load_node
 from fastcomm.metrics import Partial, RankNote, merge, spill, without_device_clock
 from fastcomm.metrics.computation import compute
@@ -19,14 +20,7 @@ from fastcomm.readers.runs import with_world
 from fastcomm.trace.run import RunTraces, SkippedRank, Spread, agreed_size, ranges
 
 
-def compute_metrics(
-    run: RunTraces,
-    options: MetricsOptions | None = None,
-    *,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
-    progress: Progress | None = None,
-) -> Metrics:
+def compute_metrics(run: OpenedRun, options: MetricsOptions | None = None) -> Metrics:
     """Measure a run: METRIC 0 to 5 of the specification, and comparisons across ranks.
 
     Iterations are on the device's clock if every rank with device work has its launches
@@ -38,20 +32,15 @@ def compute_metrics(
         The traces.
     options
         What is measured; by default all steps.
-    workers
-        Number of processes of this machine, or an executor.
-    keep_going
-        Whether to leave out ranks that cannot be read, and list them in `skipped`.
-    progress
-        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------
     FastcommError
-        If a rank cannot be read; with `keep_going`, if none can.
+        If a rank cannot be read; of a run that goes on, if none can.
 
     """
     options = options or MetricsOptions()
+    run.compile(preparation.compile_kernels)
     link = options.link_bytes_per_s
     question = _Question(
         byte_kind=options.bytes,
@@ -64,8 +53,7 @@ def compute_metrics(
         with_tables=options.with_tables,
         node_facts=_node_facts(run, options),
     )
-    executor = executor_of(workers)
-    measured = _measured(run, question, executor, keep_going=keep_going, progress=progress)
+    measured = _measured(run, question)
     measured = replace(measured, tokens_per_step=options.tokens_per_step)
     if not options.flops:
         return measured
@@ -74,7 +62,7 @@ def compute_metrics(
     from fastcomm.kernels.totals import WorkQuestion
 
     work = WorkQuestion(by=("category",), steps=options.steps, flops=True, gpu=options.gpu)
-    (kernels,) = answered(run, work, workers=executor, keep_going=keep_going)
+    (kernels,) = answered(run, work)
     gemms = slow_gemms(kernels.findings, kernels.read.ranks, kernels.step_ns or 0.0)
     findings = in_order([*measured.findings, *gemms])
     tables = {**measured.tables, "findings": findings_table(findings)}
@@ -97,21 +85,13 @@ def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:
     )
 
 
-def _measured(
-    run: RunTraces,
-    question: "_Question",
-    executor: Executor,
-    *,
-    keep_going: bool,
-    progress: Progress | None,
-) -> Metrics:
+def _measured(run: OpenedRun, question: "_Question") -> Metrics:
     """Measure a run, again by the host's marks if its ranks cannot all be on one clock."""
-    result = executor.gather(run, _task(question), keep_going=keep_going, progress=progress)
+    result = run.gather(_task(question))
     if isinstance(result, Metrics):
         return result
     # A rank alone cannot know whether all others have launches: most often they do.
-    again = _task(replace(question, by_host=result))
-    second = executor.gather(run, again, keep_going=keep_going, progress=progress)
+    second = run.gather(_task(replace(question, by_host=result)))
     assert isinstance(second, Metrics)
     return second
 

@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fastcomm.analyses import preparation
 from fastcomm.analyses.critical_path import critical_path, through_ranks
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.analyses.timeline import Timeline, find_timeline
-from fastcomm.analyses.workers import executor_of
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.candidates import Candidate, try_each
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor, Progress
+from fastcomm.executors import Local
+from fastcomm.executors.opened import OpenedRun, unseen
 from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import EditOptions, PathOptions, ReportOptions, Window
-from fastcomm.trace.run import RunTraces
 
 _MOST_RANKS = 16
 _MOST_BYTES = 256 << 20  # of all files: a page should not take long
@@ -36,25 +35,16 @@ class PageResults:
     timeline: Timeline | str | None = None
 
 
-def results_for_page(
-    run: RunTraces,
-    metrics: Metrics,
-    options: ReportOptions,
-    *,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
-    progress: Progress | None = None,
-) -> PageResults:
-    """Find the path and the timeline of a measured run.
+def results_for_page(run: OpenedRun, options: ReportOptions) -> PageResults:
+    """Measure a run, and find its path and its timeline.
 
     Parameters
     ----------
-    run, metrics
-        The traces, and their metrics with all tables.
+    run
+        The traces.
     options
-        Which of the two to leave out, and further ranks and steps of the timeline.
-    workers, keep_going, progress
-        As for `find_timeline`.
+        What is measured, which of the others to leave out, and further ranks and steps of the
+        timeline.
 
     Raises
     ------
@@ -64,6 +54,7 @@ def results_for_page(
         If a rank cannot be read, or its file has changed since it was measured.
 
     """
+    metrics = compute_metrics(run, options)
     path = None if options.no_path else _path(run, metrics.busiest_rank)
     timeline = None
     if not options.no_timeline:
@@ -73,24 +64,21 @@ def results_for_page(
             ranks=options.timeline_ranks,
             steps=options.timeline_steps or (),
             critical=path,
-            workers=workers,
-            keep_going=keep_going,
-            progress=progress,
         )
     answers = _answers(path, metrics.findings)
     return PageResults(metrics=metrics, path=path, answers=answers, timeline=timeline)
 
 
-def _path(run: RunTraces, rank: int) -> CriticalPath | str:
+def _path(run: OpenedRun, rank: int) -> CriticalPath | str:
     """Return the path through all ranks of a small run that can be joined, else of `rank`.
 
     If there is none, return the reason.
     """
-    preparation.compile_critical_path()
+    run = replace(run, executor=Local(), show_progress=unseen, keep_going=False)
     size = sum(source.size for source in run.sources)
     if 1 < len(run.ranks) <= _MOST_RANKS and size <= _MOST_BYTES:
         with suppress(FastcommError):
-            path, _ = through_ranks(run, Window(), executor_of(1), False, None)
+            path, _ = through_ranks(run, Window())
             if not isinstance(path, str):
                 return path
     try:

@@ -17,12 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import metrics
+from fastcomm.analyses import preparation
 from fastcomm.analyses.timeline_events import KINDS, Arrays, take, work
 from fastcomm.analyses.timeline_steps import time_zero
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.exchange.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.exchange.clocks import offset_by_row
-from fastcomm.executors import Executor, Progress, Task, of_each
+from fastcomm.executors import Task, of_each
+from fastcomm.executors.opened import OpenedRun
 from fastcomm.metrics import Partial, without_device_clock
 from fastcomm.metrics.across import expected_members
 from fastcomm.metrics.computation import material_of
@@ -34,7 +36,6 @@ from fastcomm.trace.columns import alike, filled
 from fastcomm.trace.perfetto_trace import PerfettoTimeline
 from fastcomm.trace.pieces import Piece, is_compressed, join
 from fastcomm.trace.run import (
-    RunTraces,
     SkippedRank,
     Spread,
     named_ranks,
@@ -116,15 +117,7 @@ class _Written:
     piece: Piece
 
 
-def convert(
-    run: RunTraces,
-    target: Path,
-    executor: Executor,
-    *,
-    steps: Sequence[int] | None = None,
-    keep_going: bool = False,
-    progress: Progress | None = None,
-) -> PerfettoFile:
+def convert(run: OpenedRun, target: Path, steps: Sequence[int] | None = None) -> PerfettoFile:
     """Write the steps of a run as one trace for Perfetto and chrome://tracing.
 
     Parameters
@@ -134,15 +127,9 @@ def convert(
     target
         File to write: packets of Perfetto if its name has one of `SUFFIXES`, else JSON;
         gzipped if it ends in ``.gz``. Workers write beside it.
-    executor
-        Reads and writes the ranks.
     steps
         Numbers of the steps: all work from the first of them to the end of the last. Default:
         all steps.
-    keep_going
-        Whether to skip ranks that cannot be read.
-    progress
-        Called with the source of each rank whose text is written, or that is skipped.
 
     Raises
     ------
@@ -152,18 +139,14 @@ def convert(
         If a rank cannot be read or has no steps with times, or the file cannot be written.
 
     """
+    run.compile(preparation.compile_kernels)
     only = None if steps is None else frozenset(steps)
     with temporary_folder(target.parent) as folder:
         output = _TimelineFile(folder=folder, target=target)
         finish = partial(_planned, only=only, output=output)
-        plan = _gathered(run, executor, finish, only=only, keep_going=keep_going)
+        plan = _gathered(run, finish, only)
         write = partial(_write, plan=replace(plan, pieces=()), output=output)
-        written, skipped = executor.gather(
-            run.only(plan.ranks.tolist()),
-            of_each(write),
-            keep_going=keep_going,
-            progress=progress,
-        )
+        written, skipped = run.only(plan.ranks.tolist()).gather(of_each(write))
         in_order = sorted(written, key=lambda part: part.rank)
         pieces = (*(part.piece for part in in_order), *plan.pieces)
         timeline = output.timeline(plan)
@@ -180,14 +163,7 @@ def convert(
 _Finish = Callable[[Partial, Sequence[SkippedRank], Spread], _Plan | None]
 
 
-def _gathered(
-    run: RunTraces,
-    executor: Executor,
-    finish: _Finish,
-    *,
-    only: frozenset[int] | None,
-    keep_going: bool,
-) -> _Plan:
+def _gathered(run: OpenedRun, finish: _Finish, only: frozenset[int] | None) -> _Plan:
     """Read communication and steps, by the host's marks if some rank has only those."""
     for by_host in (False, True):
         task = Task(
@@ -198,7 +174,7 @@ def _gathered(
             content="metrics",
             takes_many=True,
         )
-        plan = executor.gather(run, task, keep_going=keep_going)
+        plan = run.gather(task)
         if plan is not None:
             return replace(plan, by_host=by_host)
     raise AssertionError("steps by the host's marks are on one clock")

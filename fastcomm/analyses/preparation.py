@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from fastcomm.executors import Executor, Local
+from fastcomm.executors.opened import OpenedRun, ShowProgress, unseen
 from fastcomm.files import is_url
 from fastcomm.metrics import Partial
 from fastcomm.options import ReadOptions
 from fastcomm.process import temporary_folder
-from fastcomm.readers import OpenOptions
 from fastcomm.readers.assembly import TraceOptions
+from fastcomm.readers.config import Config
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import open_run
-from fastcomm.trace.run import RunTraces
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import _jit
 
@@ -37,7 +37,8 @@ def open_traces(
     executor: Executor | None = None,
     *,
     standing: Iterable[str] = (),
-) -> RunTraces:
+    show: ShowProgress = unseen,
+) -> OpenedRun:
     """Find the traces of a run, their format and their ranks.
 
     Parameters
@@ -47,9 +48,11 @@ def open_traces(
     options
         How the traces are read.
     executor
-        Its workers search URLs; by default this process does.
+        Reads the ranks, and its workers search URLs; by default this process does.
     standing
         Names of options that the format may ignore.
+    show
+        Shows the progress of reading.
 
     Raises
     ------
@@ -60,9 +63,10 @@ def open_traces(
 
     """
     executor = executor or Local()
-    opening = OpenOptions.of(options, standing=standing)
-    look = partial(open_run, *worker_paths(paths, executor), options=opening)
-    run = executor.call(look) if any(is_url(path) for path in paths) else look()
+    config = Config.of(options, standing=standing)
+    look = partial(open_run, *worker_paths(paths, executor), config=config)
+    traces = executor.call(look) if any(is_url(path) for path in paths) else look()
+    run = OpenedRun.of(traces, executor, show)
     return run if options.ranks is None else run.only(options.ranks)
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from fastcomm.analyses import preparation
 from fastcomm.analyses.critical_path import PathsByRank, together
-from fastcomm.analyses.workers import executor_of
 from fastcomm.checks import check_path, takes
 from fastcomm.compat import dpro
 from fastcomm.critical_path import CriticalPath, what_if
 from fastcomm.critical_path.analysis import JoinError, RunEvents, analyze, joined
 from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor, Progress, Task
+from fastcomm.executors import Task
+from fastcomm.executors.opened import OpenedRun
 from fastcomm.graph.edits import Edit, plan
 from fastcomm.options import ScenarioOptions, TrialOptions, TrialReplayOptions, Window
 from fastcomm.readers.dpro import trial as trials
@@ -25,7 +26,7 @@ from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay import RULES, Options, critical_path, predictions
 from fastcomm.replay.result import Session, session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
-from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, Spread, warnings_of_ranks
+from fastcomm.trace.run import ReadRanks, SkippedRank, Spread, warnings_of_ranks
 from fastcomm.trace.trace import Trace
 
 
@@ -47,14 +48,7 @@ class RunStep:
         return replace(self.constraints, edited=(now.source, now.weight))
 
 
-def step_of(
-    run: RunTraces,
-    window: Window | None = None,
-    *,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
-    progress: Progress | None = None,
-) -> RunStep:
+def step_of(run: OpenedRun, window: Window | None = None) -> RunStep:
     """Return the constraints between the events of a window of all ranks.
 
     If ranks share no communication that connects them, the step is that of the first rank, and
@@ -66,24 +60,17 @@ def step_of(
         The traces.
     window
         Part of the traces; by default the second step, or the only one.
-    workers
-        Number of processes, or an executor.
-    keep_going
-        Whether to leave out ranks that cannot be read.
-    progress
-        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------
     FastcommError
-        If a rank cannot be read (with `keep_going`, if none can).
+        If a rank cannot be read (of a run that goes on, if none can).
 
     """
+    run.compile(preparation.compile_critical_path)
     part = partial(_part, window=window)
     task = Task(measure=part, merge=together, finish=_step, content="all")
-    step, skipped = executor_of(workers).gather(
-        run, task, keep_going=keep_going, progress=progress
-    )
+    step, skipped = run.gather(task)
     constraints = step.constraints
     metas = [trace.meta for trace in constraints.traces]
     read = ReadRanks.of(run, [meta.rank for meta in metas], skipped)

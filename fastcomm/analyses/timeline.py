@@ -22,15 +22,15 @@ from fastcomm.analyses.timeline_events import (
     take,
 )
 from fastcomm.analyses.timeline_steps import PATH, StepPlan, TimelineStep, together
-from fastcomm.analyses.workers import executor_of
 from fastcomm.critical_path import CriticalPath
 from fastcomm.errors import ConfigError
-from fastcomm.executors import Executor, Progress, Task, both
+from fastcomm.executors import Task, both
+from fastcomm.executors.opened import OpenedRun
 from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings.finding import Finding, ShownEvents
 from fastcomm.metrics.result import Metrics
-from fastcomm.trace.run import RunTraces, named_ranks
+from fastcomm.trace.run import named_ranks
 from fastcomm.trace.schema import OP, TAG, TAGS
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -139,16 +139,13 @@ def _wait_caused(step: TimelineStep) -> Ints:
     return np.where(is_last, waits // np.maximum(members - 1, 1), 0)
 
 
-def find_timeline(  # noqa: PLR0913 - one keyword per choice
-    run: RunTraces,
+def find_timeline(
+    run: OpenedRun,
     metrics: Metrics,
     *,
     ranks: Sequence[int] | None = None,
     steps: Sequence[int] = (),
     critical: CriticalPath | str | None = None,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
-    progress: Progress | None = None,
 ) -> Timeline | str:
     """Read the slowest, the median and a third step of all ranks, or say why there is none.
 
@@ -168,12 +165,6 @@ def find_timeline(  # noqa: PLR0913 - one keyword per choice
         Numbers of further steps.
     critical
         The critical path, which is drawn over its step.
-    workers
-        Number of processes, or an executor.
-    keep_going
-        Whether to leave out ranks that cannot be read.
-    progress
-        Called with the source of each finished rank, also of one that was skipped.
 
     Raises
     ------
@@ -192,9 +183,7 @@ def find_timeline(  # noqa: PLR0913 - one keyword per choice
     of_path = critical if isinstance(critical, CriticalPath) else None
     plan = StepPlan.of(metrics, detailed, of_path, steps)
     task = Task(measure=plan.measure, merge=together, finish=both, content="kernels")
-    parts, _ = executor_of(workers).gather(
-        run.only(plan.ranks), task, keep_going=keep_going, progress=progress
-    )
+    parts, _ = run.only(plan.ranks).gather(task)
     present = tuple(rank for rank in plan.ranks if rank in parts)
     names = tuple(dict.fromkeys(name for rank in present for name in parts[rank].names))
     drawn = [plan.step(k, parts, names, metrics) for k in range(len(plan.numbers))]

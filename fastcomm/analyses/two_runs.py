@@ -8,15 +8,14 @@ from fastcomm.analyses.changes import Object
 from fastcomm.analyses.compare import Comparison, compare, expected_ranks_of
 from fastcomm.analyses.kernels import kernels_of_two
 from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor
+from fastcomm.executors.opened import OpenedRun
 from fastcomm.metrics.result import Metrics
-from fastcomm.trace.run import RunTraces
 from fastcomm.units import enumeration
 
 if TYPE_CHECKING:
     from fastcomm.kernels.result import Kernels
 
-Measure = Callable[[RunTraces], Metrics]
+Measure = Callable[[OpenedRun], Metrics]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +23,12 @@ class ComparedRun:
     """The metrics of a run as in JSON; and its traces and result, unless it was saved."""
 
     document: Object
-    traces: RunTraces | None = None
+    traces: OpenedRun | None = None
     metrics: Metrics | None = None
     measure: Measure | None = None
 
     @classmethod
-    def of_traces(cls, traces: RunTraces, measure: Measure) -> Self:
+    def of_traces(cls, traces: OpenedRun, measure: Measure) -> Self:
         """Measure the traces of a run."""
         metrics = measure(traces)
         return cls(document=metrics.contents(), traces=traces, metrics=metrics, measure=measure)
@@ -60,44 +59,41 @@ def with_common_ranks(before: ComparedRun, after: ComparedRun) -> TwoRuns:
 
 
 def compare_runs(
-    whole: TwoRuns,
-    same: TwoRuns,
-    *,
-    kernels: "Sequence[tuple[Kernels, Kernels]]" = (),
-    note: str | None = None,
-) -> Comparison:
-    """Compare two runs.
-
-    Parameters
-    ----------
-    whole, same
-        The runs with all their ranks, and with those that both have.
-    kernels
-        Their device work, a pair by each key.
-    note
-        Why kernels are not compared; left out of the result if the runs do not differ.
-
-    """
-    before, after = (run.document for run in same)
-    comparison = compare(
-        before, after, whole=(whole[0].document, whole[1].document), kernels=kernels
-    )
-    if note is None or comparison.is_same:
-        return comparison
-    return replace(comparison, notes=(*comparison.notes, note))
-
-
-def kernels_of_runs(
     before: ComparedRun,
     after: ComparedRun,
     *,
-    steps: tuple[int, ...] | None,
-    workers: int | Executor,
-    keep_going: bool,
+    steps: tuple[int, ...] | None = None,
+    kernels: "Sequence[tuple[Kernels, Kernels]] | None" = None,
+) -> tuple[Comparison, TwoRuns]:
+    """Compare two runs; return the comparison, and the runs with the ranks that both have.
+
+    Parameters
+    ----------
+    before, after
+        The runs with all their ranks.
+    steps
+        Numbers of the steps whose kernels count; by default all.
+    kernels
+        Their device work, a pair by each key; by default it is read.
+
+    """
+    same, note = with_common_ranks(before, after), None
+    if kernels is None:
+        kernels, note = _kernels_of(*same, steps)
+    old, new = (run.document for run in same)
+    comparison = compare(old, new, whole=(before.document, after.document), kernels=kernels)
+    # Why kernels are not compared matters if the runs differ.
+    if note is not None and not comparison.is_same:
+        comparison = replace(comparison, notes=(*comparison.notes, note))
+    return comparison, same
+
+
+def _kernels_of(
+    before: ComparedRun, after: ComparedRun, steps: tuple[int, ...] | None
 ) -> "tuple[list[tuple[Kernels, Kernels]], str | None]":
     """Return the device work of two runs, a pair by each key, or the reason why there is none.
 
-    `steps` and the others are as for `kernels_of_two`.
+    `steps` is as for `kernels_of_two`.
     """
     if before.traces is None or after.traces is None:
         both = {"BEFORE": before, "AFTER": after}
@@ -105,9 +101,7 @@ def kernels_of_runs(
         why = f"{enumeration(saved)} {'has' if len(saved) == 1 else 'have'} saved metrics alone"
         return [], f"kernels are not compared: {why}"
     try:
-        pairs = kernels_of_two(
-            before.traces, after.traces, steps=steps, workers=workers, keep_going=keep_going
-        )
+        pairs = kernels_of_two(before.traces, after.traces, steps)
     except FastcommError as error:
         return [], f"kernels are not compared: {error}"
     return pairs, None

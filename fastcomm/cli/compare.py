@@ -15,7 +15,7 @@ from fastcomm.checks import shortened
 from fastcomm.cli.commands import MEASUREMENT, OUTPUT, OptionsCommand, option, typed_options
 from fastcomm.cli.messages import warn
 from fastcomm.cli.results import ResultFiles, exit_if_skipped, give, result_options
-from fastcomm.cli.runs import ExecutionOptions, executor_for, measure, open_traces
+from fastcomm.cli.runs import ExecutionOptions, executor_for, open_traces
 from fastcomm.cli.shared_options import measure_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.options import MetricsOptions, ReadOptions
@@ -24,11 +24,11 @@ from fastcomm.units import TIME_UNITS, enumeration, format_ns
 if TYPE_CHECKING:
     from fastcomm.analyses.compare import Comparison
     from fastcomm.analyses.timeline import Timeline
-    from fastcomm.analyses.two_runs import ComparedRun, TwoRuns
+    from fastcomm.analyses.two_runs import ComparedRun
     from fastcomm.executors import Executor
+    from fastcomm.executors.opened import OpenedRun
     from fastcomm.kernels.result import Kernels
     from fastcomm.metrics.result import Metrics
-    from fastcomm.trace.run import RunTraces
 
 _TEXT = re.compile(
     r"\s*(\S+?)\s*(>=|<=|>|<)\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%|ns|us|ms|s)?\s*"
@@ -182,14 +182,13 @@ def run(
     with_page = files.html is not None
     with executor_for(execution) as executor:
         how = replace(metrics, with_tables=with_page), reading, executor
-        whole = sides[0].compared(*how), sides[1].compared(*how)
-        same = two_runs.with_common_ranks(*whole)
-        kernels, note = (
-            ([], None) if no_kernels else _kernels(same, metrics.steps, reading, executor)
+        before_run, after_run = sides[0].compared(*how), sides[1].compared(*how)
+        kernels: Sequence[tuple[Kernels, Kernels]] | None = [] if no_kernels else None
+        comparison, same = two_runs.compare_runs(
+            before_run, after_run, steps=metrics.steps, kernels=kernels
         )
-        timelines = [_timeline(run, reading, executor) for run in same if with_page]
-    comparison = two_runs.compare_runs(whole, same, kernels=kernels, note=note)
-    both = [run.document for run in whole]
+        timelines = [_timeline(run) for run in same if with_page]
+    both = [before_run.document, after_run.document]
     warn(_warnings(*(_own_warnings(side, is_said=not files.as_json) for side in both)))
     warn(filter(None, (condition.doubt(comparison) for condition in parsed)))
     holding = tuple(condition.text for condition in parsed if condition.holds(comparison))
@@ -254,14 +253,15 @@ class _Side:
         self, options: MetricsOptions, reading: ReadOptions, executor: "Executor"
     ) -> "ComparedRun":
         """Return the metrics of the run, measured unless they are saved."""
+        from fastcomm.analyses.measure import compute_metrics
         from fastcomm.analyses.two_runs import ComparedRun
 
         if self.saved is not None:
             return ComparedRun(document=self.saved)
 
-        def measured(traces: "RunTraces") -> "Metrics":
+        def measured(traces: "OpenedRun") -> "Metrics":
             with _named(self.name, self.path):
-                return measure(traces, reading, options, executor)
+                return compute_metrics(traces, options)
 
         with _named(self.name, self.path):
             traces = open_traces((self.path,), reading, executor, is_one_of_two=True)
@@ -282,30 +282,13 @@ def _check_saved(ctx: click.Context, runs: Sequence[_Side]) -> None:
         )
 
 
-def _kernels(
-    runs: "TwoRuns", steps: tuple[int, ...] | None, reading: ReadOptions, executor: "Executor"
-) -> "tuple[list[tuple[Kernels, Kernels]], str | None]":
-    """Return the device work of two runs, or the reason why there is none."""
-    from fastcomm.analyses.kernels import compile_kernels
-    from fastcomm.analyses.two_runs import kernels_of_runs
-
-    if executor.is_local:
-        compile_kernels()
-    keep_going = reading.keep_going
-    return kernels_of_runs(*runs, steps=steps, workers=executor, keep_going=keep_going)
-
-
-def _timeline(
-    run: "ComparedRun", reading: ReadOptions, executor: "Executor"
-) -> "Timeline | str":
+def _timeline(run: "ComparedRun") -> "Timeline | str":
     """Return the timeline of a run, or why there is none."""
     from fastcomm.analyses.timeline import find_timeline
 
     if run.traces is None or run.metrics is None:
         return "saved metrics have no events"
-    return find_timeline(
-        run.traces, run.metrics, workers=executor, keep_going=reading.keep_going
-    )
+    return find_timeline(run.traces, run.metrics)
 
 
 @contextmanager

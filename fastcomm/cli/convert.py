@@ -142,7 +142,7 @@ def _uniform(path: Path, destination: Path, reading: ReadOptions) -> Conversion:
     """Write a run as one uniform trace."""
     from fastcomm.readers.dpro import inputs
 
-    source = inputs.converted(open_traces((path,), reading), keep_going=reading.keep_going)
+    source = inputs.converted(open_traces((path,), reading))
     warn(source.warnings)
     return write_uniform(source.trace, destination, source.read.skipped)
 
@@ -181,18 +181,10 @@ def _perfetto(
 ) -> Conversion:
     """Write a run as one trace for Perfetto."""
     from fastcomm.analyses import perfetto
-    from fastcomm.analyses.preparation import compile_kernels
 
-    with opened_run((path,), reading, execution, compile_kernels) as opened:
-        warn(opened.traces.warnings)
-        written = perfetto.convert(
-            opened.traces,
-            destination.absolute(),
-            opened.executor,
-            steps=steps,
-            keep_going=reading.keep_going,
-            progress=opened.progress,
-        )
+    with opened_run((path,), reading, execution) as opened:
+        warn(opened.warnings)
+        written = perfetto.convert(opened, destination.absolute(), steps)
     warn(written.warnings)
     return Conversion(
         destination=destination,
@@ -208,17 +200,10 @@ def _chakra(
 ) -> Conversion:
     """Write a run as Chakra traces to a directory."""
     from fastcomm.analyses import chakra
-    from fastcomm.analyses.preparation import compile_critical_path
 
-    with opened_run((path,), reading, execution, compile_critical_path) as opened:
-        warn(opened.traces.warnings)
-        written = chakra.convert(
-            opened.traces,
-            destination.absolute(),
-            opened.executor,
-            keep_going=reading.keep_going,
-            progress=opened.progress,
-        )
+    with opened_run((path,), reading, execution) as opened:
+        warn(opened.warnings)
+        written = chakra.convert(opened, destination.absolute())
     warn(written.warnings)
     warn(
         f"{count} communication events are replayed as measured: {reason}"

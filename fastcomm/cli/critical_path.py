@@ -1,6 +1,5 @@
 """``fastcomm critical-path``, and the path of a run, which ``fastcomm what-if`` needs, too."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from fastcomm.cli.results import (
     result_options,
     say_skipped,
 )
-from fastcomm.cli.runs import ExecutionOptions, executor_for, open_traces
+from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import builds, path_options, run_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import PathOptions, ReadOptions
@@ -201,27 +200,13 @@ def _path_of_run(
     alone: bool,
 ) -> "CriticalPath":
     """Return the critical path of a window of a run."""
-    from fastcomm.analyses import preparation
     from fastcomm.analyses.critical_path import critical_path
-    from fastcomm.report.console import progress
 
-    is_of_one_rank = alone or options.is_of_one_rank
-    if is_of_one_rank:
+    if alone or options.is_of_one_rank:
         execution = replace(execution, workers=1)
-    with executor_for(execution) as executor:
-        if executor.is_local:
-            preparation.compile_critical_path(options.compat)
-        run = open_traces(paths, reading, executor)
-        warn((*_without_effect(options.rank, reading, run), *run.warnings))
-        with nullcontext() if is_of_one_rank else progress(run) as advance:
-            path = critical_path(
-                run,
-                options,
-                workers=executor,
-                keep_going=reading.keep_going,
-                progress=advance,
-                alone=alone,
-            )
+    with opened_run(paths, reading, execution) as run:
+        warn((*_without_effect(options.rank, run), *run.warnings))
+        path = critical_path(run, options, alone=alone)
     warn(path.warnings[len(run.warnings) :])
     return path
 
@@ -235,8 +220,8 @@ def _refuse(options: Any, allowed: Any) -> None:
             )
 
 
-def _without_effect(rank: int | None, reading: ReadOptions, run: "RunTraces") -> list[str]:
+def _without_effect(rank: int | None, run: "RunTraces") -> list[str]:
     """Return a warning if --keep-going has no effect, since only the rank of --rank is read."""
-    if not reading.keep_going or rank is None or run.skipped:
+    if not run.keep_going or rank is None or run.skipped:
         return []
     return ["--keep-going changes nothing: only the rank of --rank is read"]

@@ -1,8 +1,5 @@
 """``fastcomm info``."""
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import click
 
 from fastcomm.cli.commands import READING, OptionsCommand, option
@@ -10,9 +7,6 @@ from fastcomm.cli.results import exit_if_skipped, json_option, print_json
 from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import run_options
 from fastcomm.options import ReadOptions
-
-if TYPE_CHECKING:
-    from fastcomm.analyses.info import Info
 
 _EXAMPLES = """\b
 Examples:
@@ -47,7 +41,10 @@ def run(
     PATH is as for fastcomm metrics. Reads the first rank alone, which takes seconds for a run
     of any size; of a store of fastcomm ingest, all ranks are known at once.
     """
-    details = _inspected(paths, reading, execution, all_ranks=all_ranks)
+    from fastcomm.analyses.info import info
+
+    with opened_run(paths, reading, execution) as opened:
+        details = info(opened, all_ranks=all_ranks, anew=not reading.is_plain)
     if as_json:
         print_json(details)
     else:
@@ -55,25 +52,3 @@ def run(
 
         show(details, paths)
     exit_if_skipped(details.skipped)
-
-
-def _inspected(
-    paths: tuple[str, ...],
-    reading: ReadOptions,
-    execution: ExecutionOptions,
-    *,
-    all_ranks: bool,
-) -> "Info":
-    """Describe the run at the paths; `all_ranks` reads every rank, not the first alone."""
-    from fastcomm.analyses.info import info
-    from fastcomm.analyses.preparation import compile_kernels
-
-    with opened_run(paths, reading, execution, compile_kernels) as opened:
-        return info(
-            opened.traces,
-            all_ranks=all_ranks,
-            anew=replace(reading, ranks=None, keep_going=False) != ReadOptions(),
-            workers=opened.executor,
-            keep_going=reading.keep_going,
-            progress=opened.progress if all_ranks else None,
-        )

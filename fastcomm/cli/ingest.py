@@ -81,24 +81,18 @@ def _stored(
     """Store the run at the paths in the directory or URL `output`; show the progress."""
     from functools import partial
 
-    from fastcomm.analyses import preparation
     from fastcomm.analyses.ingest import ingest, plan
     from fastcomm.analyses.preparation import worker_paths
     from fastcomm.files import is_url
-    from fastcomm.readers import OpenOptions
+    from fastcomm.readers.config import Config
     from fastcomm.report.console import progress
 
     folder, *traces = worker_paths((output, *paths), executor)
-    options = OpenOptions.of(reading, standing=standing_options())
-    planning = partial(plan, traces, folder, options=options, ranks=reading.ranks)
+    config = Config.of(reading, standing=standing_options())
+    planning = partial(plan, traces, folder, config=config, ranks=reading.ranks)
     planned = executor.call(planning) if any(map(is_url, traces)) else planning()
     warn(planned.run.warnings)
-    if executor.is_local:
-        preparation.compile_kernels()
-    with progress(planned.run) as advance:
-        return ingest(
-            planned, workers=executor, keep_going=reading.keep_going, progress=advance
-        )
+    return ingest(planned, executor, progress)
 
 
 def _show(ingested: "Ingested") -> None:

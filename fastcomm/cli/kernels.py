@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import click
 
@@ -19,9 +18,6 @@ from fastcomm.cli.results import (
 from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import builds, run_options
 from fastcomm.options import WITHOUT_NAMES, KernelOptions, ReadOptions
-
-if TYPE_CHECKING:
-    from fastcomm.kernels.result import Kernels
 
 _EXAMPLES = """\b
 Examples:
@@ -106,10 +102,12 @@ def run(
     kernels. Runs without a device have operators of the host instead of kernels.
     """
     from fastcomm import result
+    from fastcomm.analyses.kernels import sum_kernels
     from fastcomm.report import kernels as report
     from fastcomm.report.files import csv_text, write_tables
 
-    summed = _summed(paths, kernels, reading, execution)
+    with opened_run(paths, reading, execution) as opened:
+        summed = sum_kernels(opened, kernels)
     warn(summed.warnings)
     say_skipped(summed.skipped)
     if files.output is not None:
@@ -133,22 +131,3 @@ def run(
     else:
         report.show(summed, rows)
     exit_if_skipped(summed.skipped)
-
-
-def _summed(
-    paths: tuple[str, ...],
-    options: KernelOptions,
-    reading: ReadOptions,
-    execution: ExecutionOptions,
-) -> "Kernels":
-    """Return the kernels of the run at the paths, with a progress bar."""
-    from fastcomm.analyses.kernels import compile_kernels, sum_kernels
-
-    with opened_run(paths, reading, execution, compile_kernels) as opened:
-        return sum_kernels(
-            opened.traces,
-            options,
-            workers=opened.executor,
-            keep_going=reading.keep_going,
-            progress=opened.progress,
-        )

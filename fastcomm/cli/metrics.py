@@ -7,7 +7,7 @@ import click
 
 from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
 from fastcomm.cli.results import ResultFiles, exit_if_skipped, give, result_options
-from fastcomm.cli.runs import ExecutionOptions, executor_for, measure, open_traces
+from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import measure_options, throughput_options
 from fastcomm.options import MetricsOptions, ReadOptions
 
@@ -60,11 +60,11 @@ def run(
     If the traces do not name their process groups, pass the run layout (--tp, --pp, ...).
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 done without some ranks (--keep-going).
     """
+    from fastcomm.analyses.measure import compute_metrics
+
     wants_tables = files.output is not None or files.html is not None
-    with executor_for(execution) as executor:
-        options = replace(metrics, with_tables=wants_tables)
-        run = open_traces(paths, reading, executor)
-        measured = measure(run, reading, options, executor)
+    with opened_run(paths, reading, execution) as run:
+        measured = compute_metrics(run, replace(metrics, with_tables=wants_tables))
     if files.html is not None:
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html import run_page

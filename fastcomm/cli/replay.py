@@ -76,19 +76,12 @@ def run(
     PATH is a trace, or a directory of traces. Prints the step time of each rank beside the
     measured one, and the critical path. Edits are those of fastcomm what-if.
     """
-    from fastcomm.analyses.preparation import compile_critical_path
     from fastcomm.analyses.replay import session_of, step_of
 
-    with opened_run((path,), reading, execution, compile_critical_path) as opened:
-        warn(opened.traces.warnings)
-        step = step_of(
-            opened.traces,
-            options,
-            workers=opened.executor,
-            keep_going=reading.keep_going,
-            progress=opened.progress,
-        )
-    warn(step.warnings[len(opened.traces.warnings) :])
+    with opened_run((path,), reading, execution) as opened:
+        warn(opened.warnings)
+        step = step_of(opened, options)
+    warn(step.warnings[len(opened.warnings) :])
     say_skipped(step.constraints.read.skipped if step.constraints.read else ())
     give_session(session_of(step, options, workers=execution.workers), path, files)
 

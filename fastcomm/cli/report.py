@@ -14,7 +14,7 @@ from fastcomm.cli.results import (
     output_option,
     print_written,
 )
-from fastcomm.cli.runs import ExecutionOptions, executor_for, measure, open_traces
+from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import measure_options, throughput_options
 from fastcomm.options import ReadOptions, ReportOptions
 
@@ -72,21 +72,10 @@ def run(
         raise click.UsageError("--output has no effect with --no-data")
     from fastcomm.analyses.page import results_for_page
     from fastcomm.report.commands import reading_arguments
-    from fastcomm.report.console import progress
     from fastcomm.report.html.run_page import write_report
 
-    with executor_for(execution) as executor:
-        run = open_traces(paths, reading, executor)
-        measured = measure(run, reading, metrics, executor)
-        with progress(run) as advance:
-            results = results_for_page(
-                run,
-                measured,
-                metrics,
-                workers=executor,
-                keep_going=reading.keep_going,
-                progress=advance,
-            )
+    with opened_run(paths, reading, execution) as run:
+        results = results_for_page(run, metrics)
     write_report(
         results,
         html,
@@ -95,6 +84,7 @@ def run(
         with_data=not metrics.no_data,
         folder=output,
     )
+    measured = results.metrics
     say(f"wrote {html}")
     if as_json:
         data = output or html.with_name(f"{html.stem}-data")

@@ -1,21 +1,20 @@
 """How commands read a run: the executor of its ranks, its traces, and progress on stderr."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from fastcomm.cli.messages import warn
-from fastcomm.options import MetricsOptions, ReadOptions
+from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.executors import Executor
-    from fastcomm.metrics.result import Metrics
-    from fastcomm.trace.run import RunTraces, Source
+    from fastcomm.executors.opened import OpenedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,7 @@ def open_traces(
     executor: "Executor | None" = None,
     *,
     is_one_of_two: bool = False,
-) -> "RunTraces":
+) -> "OpenedRun":
     """Find the traces of a run, with the options of the running command.
 
     Parameters
@@ -70,7 +69,7 @@ def open_traces(
     reading
         How to read them.
     executor
-        Where ranks will be read; None reads here.
+        Where ranks will be read, with a progress bar; None reads here.
     is_one_of_two
         Whether the command opens two runs. An option that this run ignores is then a warning,
         since it may be meant for the other; otherwise it is an error.
@@ -82,75 +81,16 @@ def open_traces(
 
     """
     from fastcomm.analyses import preparation
+    from fastcomm.report.console import progress
 
     standing = click.get_current_context().params if is_one_of_two else standing_options()
-    return preparation.open_traces(paths, reading, executor, standing=standing)
-
-
-class OpenedRun(NamedTuple):
-    """The traces of a run, where they are read, and what counts each rank that was read."""
-
-    traces: "RunTraces"
-    executor: "Executor"
-    progress: "Callable[[Source], None] | None"
+    return preparation.open_traces(paths, reading, executor, standing=standing, show=progress)
 
 
 @contextmanager
 def opened_run(
-    paths: Sequence[str | Path],
-    reading: ReadOptions,
-    execution: ExecutionOptions,
-    compile_kernels: Callable[[], None],
-) -> Iterator[OpenedRun]:
-    """Find the traces of a run, and show a progress bar while the block reads them.
-
-    Parameters
-    ----------
-    paths
-        Files and directories.
-    reading, execution
-        How to read the run, and with which workers.
-    compile_kernels
-        Compiles the kernels of the analysis, where ranks are read by this machine.
-
-    """
-    from fastcomm.report.console import progress
-
+    paths: Sequence[str | Path], reading: ReadOptions, execution: ExecutionOptions
+) -> "Iterator[OpenedRun]":
+    """Find the traces of a run, and keep its executor for the block; see `open_traces`."""
     with executor_for(execution) as executor:
-        traces = open_traces(paths, reading, executor)
-        if executor.is_local:
-            compile_kernels()
-        with progress(traces) as advance:
-            yield OpenedRun(traces, executor, advance)
-
-
-def measure(
-    run: "RunTraces", reading: ReadOptions, options: MetricsOptions, executor: "Executor"
-) -> "Metrics":
-    """Measure a run, with a progress bar on stderr.
-
-    Parameters
-    ----------
-    run
-        Its ranks.
-    reading, options
-        Whether to skip unreadable ranks; what to measure.
-    executor
-        Where ranks are measured.
-
-    Raises
-    ------
-    FastcommError
-        As of `compute_metrics`.
-
-    """
-    from fastcomm.analyses import preparation
-    from fastcomm.analyses.measure import compute_metrics
-    from fastcomm.report.console import progress
-
-    if executor.is_local:
-        preparation.compile_kernels()
-    with progress(run) as advance:
-        return compute_metrics(
-            run, options, workers=executor, keep_going=reading.keep_going, progress=advance
-        )
+        yield open_traces(paths, reading, executor)

@@ -92,7 +92,7 @@ def _read(path: Path, *, reading: ReadOptions, is_one_of_two: bool) -> "Input":
     from fastcomm.readers.dpro import inputs
 
     run = open_traces((path,), reading, is_one_of_two=is_one_of_two)
-    return inputs.of_run(run, keep_going=reading.keep_going)
+    return inputs.of_run(run)
 
 
 def describe(

@@ -330,7 +330,7 @@ class WhatIf(Result):
 
     @property
     def skipped(self) -> tuple[SkippedRank, ...]:
-        """Ranks that could not be read, with `keep_going`."""
+        """Ranks that could not be read, and are left out."""
         return self.before.skipped
 
     @property

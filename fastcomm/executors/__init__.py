@@ -87,19 +87,12 @@ class Executor(Protocol):
         """Whether ranks are read on this machine, with its compiled kernels."""
         ...
 
-    def gather(
-        self,
-        run: RunTraces,
-        task: Task[P, R],
-        *,
-        keep_going: bool = False,
-        progress: Progress | None = None,
-    ) -> R:
+    def gather(self, run: RunTraces, task: Task[P, R], progress: Progress | None = None) -> R:
         """Run a task on all ranks of a run, and return the result of `task.finish`.
 
         `progress` is called with the source of each finished rank, also of one that is skipped.
-        Raises `FastcommError` for the first unreadable rank. With `keep_going`, such ranks are
-        passed to `task.finish`, as are those that the run itself skipped; then the error is
+        Raises `FastcommError` for the first unreadable rank. Of a run that goes on, such ranks
+        are passed to `task.finish`, as are those that the run itself skipped; then the error is
         raised only if no rank is readable. Other errors of the task are raised unchanged.
         """
         ...
@@ -321,14 +314,7 @@ class Local:
     workers: int = 1
     preload: str | None = None
 
-    def gather(
-        self,
-        run: RunTraces,
-        task: Task[P, R],
-        *,
-        keep_going: bool = False,
-        progress: Progress | None = None,
-    ) -> R:
+    def gather(self, run: RunTraces, task: Task[P, R], progress: Progress | None = None) -> R:
         """Run a task on all ranks of a run; see `Executor.gather`."""
         reducer, unread = TreeReducer(task.merge), list[SkippedRank]()
         workers = min(self.workers, len(run.sources))
@@ -337,7 +323,7 @@ class Local:
             with closing(in_batches(run.sources, work, processes)) as batches:
                 for batch in batches:
                     if batch.error is not None:
-                        if not keep_going:
+                        if not run.keep_going:
                             raise batch.error
                         unread.append(skipped_rank(batch.sources[-1], batch.error))
                     if batch.partial is not None:

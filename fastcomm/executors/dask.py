@@ -181,14 +181,7 @@ class Dask(ClusterConnection):
 
     scratch: Path | None = None
 
-    def gather(
-        self,
-        run: RunTraces,
-        task: Task[P, R],
-        *,
-        keep_going: bool = False,
-        progress: Progress | None = None,
-    ) -> R:
+    def gather(self, run: RunTraces, task: Task[P, R], progress: Progress | None = None) -> R:
         """Run a task on all ranks of a run, with parameters and errors of `Executor.gather`.
 
         A rank that kills its workers destroys the work of others repeatedly, so that Dask may
@@ -202,7 +195,7 @@ class Dask(ClusterConnection):
             others = replace(run, sources=sources)
             try:
                 with self._run_folder(scratch.folder):
-                    return self._gather_once(others, task, scratch, fatal, keep_going, progress)
+                    return self._gather_once(others, task, scratch, fatal, progress)
             except _killed() as error:
                 if len(fatal) == before:
                     raise self.too_large() from error
@@ -236,7 +229,6 @@ class Dask(ClusterConnection):
         task: Task[P, R],
         scratch: _Scratch[P],
         fatal: dict[int, SkippedRank],
-        keep_going: bool,
         progress: Progress | None,
     ) -> R:
         """Measure the ranks, merge partial results as they arrive, and finish the task.
@@ -252,7 +244,7 @@ class Dask(ClusterConnection):
         try:
             for batch, partial, errors in work.done():
                 for source, error in errors:
-                    if not (keep_going and _is_of_its_rank(error)):
+                    if not (run.keep_going and _is_of_its_rank(error)):
                         raise error
                     unread.append(skipped_rank(source, error))
                     if isinstance(error.__cause__, _killed()):

@@ -388,7 +388,7 @@ class Kernels(TableResult):
 
     @property
     def skipped(self) -> tuple[SkippedRank, ...]:
-        """Ranks that could not be read, with `keep_going`."""
+        """Ranks that could not be read, and are left out."""
         return self.read.skipped
 
     def contents(self) -> dict[str, Any]:

@@ -6,20 +6,14 @@ module defines the interface of formats, and what names and first bytes of files
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-from fastcomm.checks import check_path, non_default
-from fastcomm.errors import ConfigError, Lines, TraceFileError, inert, shell_quoted
-from fastcomm.files import place
-from fastcomm.options import ReadOptions
+from fastcomm.errors import Lines, TraceFileError, inert, shell_quoted
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.config import Config, Parallel
-from fastcomm.readers.config import read as read_config
-from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.parallel import dimensions_of
+from fastcomm.readers.config import Config
 from fastcomm.trace.run import MOST_RANKS, WITH_HOST, Content, SkippedRank, Source
 from fastcomm.trace.trace import Trace
 
@@ -162,91 +156,6 @@ def unexported(path: Path) -> str | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenOptions:
-    """What the user states about a run as a whole.
-
-    `stated` are the fields of `ReadOptions` that differ from their defaults, `standing` those
-    of them that a user states for all runs: it is no error if a format ignores one.
-    """
-
-    config: Config = field(default_factory=Config)
-    guess_tags: bool = False
-    iterations: IterationRule = field(default_factory=IterationRule)
-    allow_truncated: bool = False
-    keep_going: bool = False  # whether to skip unreadable files (`RunTraces.skipped`)
-    by_beginnings: bool = False  # whether to read no more of files than tells their errors
-    stated: frozenset[str] = frozenset()
-    standing: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, options: ReadOptions, *, standing: Iterable[str] = ()) -> Self:
-        """Return the options of a run, after reading the configuration file that they name.
-
-        `standing` are names of options that a format may ignore.
-        Raises `ConfigError` if the file is invalid or contradicts the options.
-        """
-        names = ("tp", "pp", "dp", "ep", "cp", "order")
-        sizes: dict[str, Any] = {name: getattr(options, name) for name in names}
-        config = Config(parallel=Parallel(**sizes))
-        if options.order is not None:
-            dimensions_of(options.order)
-        if options.iteration_regex == "":
-            raise ConfigError("iteration_regex: an empty text would match every annotation")
-        if options.config is not None:
-            check_path(options.config, "config", 'config="fastcomm.toml"')
-            config = config.over(read_config(place(options.config)))
-        return cls(
-            config=config,
-            guess_tags=options.guess_tags,
-            iterations=IterationRule(
-                regex=options.iteration_regex, clock=options.step_boundary
-            ),
-            allow_truncated=options.allow_truncated,
-            keep_going=options.keep_going,
-            stated=frozenset(non_default(options)),
-            standing=frozenset(standing),
-        )
-
-    @property
-    def world(self) -> int | None:
-        """The number of ranks by the sizes that the user states; None without the size `dp`."""
-        parallel = self.config.parallel
-        return None if parallel.dp is None else parallel.world
-
-    def reading(self, world: int | None, ranks: Collection[int] = ()) -> TraceOptions:
-        """Return the options for reading one rank.
-
-        Parameters
-        ----------
-        world
-            Number of ranks; None if unknown.
-        ranks
-            The ranks with a trace, for an assumption if the world size is unknown or too small.
-
-        Raises
-        ------
-        ConfigError
-            If the sizes of the parallelism do not fit the world.
-
-        """
-        if world is None or max(ranks, default=0) >= world:
-            world = self.config.parallel.assumed_world(ranks)
-        config, rule = self.config, self.iterations
-        if rule.regex is None and config.iterations is not None:
-            rule = replace(rule, regex=config.iterations)
-        try:
-            tags = config.tag_rules(world, guess=self.guess_tags)
-        except ConfigError as error:
-            raise ConfigError(f"parallelism: {error}") from error
-        return TraceOptions(
-            allow_truncated=self.allow_truncated,
-            iterations=rule,
-            tags=tags,
-            patterns=config.kernels,
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class RankReader:
     """Reads the trace of a rank by the function of its format."""
@@ -279,7 +188,7 @@ class RankSources:
     world_size: int | None = None
     warnings: tuple[str, ...] = ()
     link_bandwidth: float | None = None  # bytes per second, if the files state it
-    skipped: tuple[SkippedRank, ...] = ()  # with `OpenOptions.keep_going`
+    skipped: tuple[SkippedRank, ...] = ()
 
 
 class Format(Protocol):
@@ -293,7 +202,7 @@ class Format(Protocol):
         """Return whether a file that `claims` rejects is unreadable, so that it may be one."""
         ...
 
-    def find(self, paths: Sequence[Path], options: OpenOptions) -> RankSources:
+    def find(self, paths: Sequence[Path], config: Config) -> RankSources:
         """Find the ranks in files of the format, reading no more than needed for that."""
         ...
 

@@ -1,20 +1,24 @@
-"""Read what a user states about a job from TOML, and merge several such sources.
+"""What a user states about a job: in options, in TOML, and in a workload card, merged.
 
 A value that is not stated is None, so that another source can state it. Values are checked
 here, except whether sizes fit each other and the world, which `Parallel.grid` checks.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastcomm import files, regexes
-from fastcomm.checks import check_keys, choice, refuse
-from fastcomm.errors import ConfigError
+from fastcomm.checks import check_keys, check_path, choice, non_default, refuse
+from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.options import ReadOptions, StepBoundary
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.patterns import Pattern
+from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallel import DEFAULT_ORDER, ORDERS, Grid, dimensions_of
+from fastcomm.trace.run import SkippedRank
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import RULE_FIELDS, TagRule, TagRules
 from fastcomm.units import parse_bandwidth
@@ -85,9 +89,91 @@ class Config:
     table: "TableMapping | None" = None  # columns of a table of operations
     scale_out: float | None = None  # between nodes
     scale_up: float | None = None  # inside a node
+    clock: StepBoundary = "auto"  # of iterations; see `IterationRule`
+    guess_tags: bool = False
+    allow_truncated: bool = False
+    keep_going: bool = False  # whether to skip unreadable files (`RunTraces.skipped`)
+    by_beginnings: bool = False  # whether to read no more of files than tells their errors
+    # Names of the fields of `ReadOptions` that differ from their defaults, and of those that
+    # hold for all runs of the user: it is no error if a format ignores one.
+    stated: frozenset[str] = frozenset()
+    standing: frozenset[str] = frozenset()
     # The user's sizes and order as options, without those of a workload card; empty: none.
     user_sizes: str | None = field(default=None, compare=False)
     user_order: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, options: ReadOptions, *, standing: Iterable[str] = ()) -> "Config":
+        """Return what options state, over the configuration file that they name.
+
+        `standing` are names of options that a format may ignore.
+        Raises `ConfigError` if the file is invalid or contradicts the options.
+        """
+        names = ("tp", "pp", "dp", "ep", "cp", "order")
+        sizes: dict[str, Any] = {name: getattr(options, name) for name in names}
+        if options.order is not None:
+            dimensions_of(options.order)
+        if options.iteration_regex == "":
+            raise ConfigError("iteration_regex: an empty text would match every annotation")
+        config = cls(
+            parallel=Parallel(**sizes),
+            iterations=options.iteration_regex,
+            clock=options.step_boundary,
+            guess_tags=options.guess_tags,
+            allow_truncated=options.allow_truncated,
+            keep_going=options.keep_going,
+            stated=frozenset(non_default(options)),
+            standing=frozenset(standing),
+        )
+        if options.config is None:
+            return config
+        check_path(options.config, "config", 'config="fastcomm.toml"')
+        return config.over(read(files.place(options.config)))
+
+    @property
+    def world(self) -> int | None:
+        """The number of ranks by the sizes that the user states; None without the size `dp`."""
+        return None if self.parallel.dp is None else self.parallel.world
+
+    def reading(self, world: int | None, ranks: Collection[int] = ()) -> TraceOptions:
+        """Return the options for reading one rank.
+
+        Parameters
+        ----------
+        world
+            Number of ranks; None if unknown.
+        ranks
+            The ranks with a trace, for an assumption if the world size is unknown or too small.
+
+        Raises
+        ------
+        ConfigError
+            If the sizes of the parallelism do not fit the world.
+
+        """
+        if world is None or max(ranks, default=0) >= world:
+            world = self.parallel.assumed_world(ranks)
+        try:
+            tags = self.tag_rules(world)
+        except ConfigError as error:
+            raise ConfigError(f"parallelism: {error}") from error
+        return TraceOptions(
+            allow_truncated=self.allow_truncated,
+            iterations=IterationRule(regex=self.iterations, clock=self.clock),
+            tags=tags,
+            patterns=self.kernels,
+        )
+
+    def skipped(
+        self, path: Path, error: TraceFileError, rank: int | None = None
+    ) -> SkippedRank:
+        """Return the record of a file that is skipped because of an error.
+
+        Raises the error unless the run goes on without unreadable files.
+        """
+        if not self.keep_going:
+            raise error
+        return SkippedRank(rank=rank, path=str(path), error=str(error))
 
     def over(self, base: "Config") -> "Config":
         """Return this configuration merged over `base`: its values and rules go first."""
@@ -114,21 +200,15 @@ class Config:
             user_order="" if order is None else f"--order {order}",
         )
 
-    def tag_rules(self, world_size: int | None, *, guess: bool = False) -> TagRules:
+    def tag_rules(self, world_size: int | None) -> TagRules:
         """Return the rules that determine the parallelism of a process group.
 
-        Parameters
-        ----------
-        world_size
-            Number of ranks of the job, or None.
-        guess
-            Whether to guess from the traffic of a group where nothing else tells.
-
+        `world_size` is the number of ranks of the job, or None.
         """
         return TagRules(
             explicit=self.tags,
             grid=self.parallel.grid(world_size),
-            guess=guess,
+            guess=self.guess_tags,
             grid_words=self.user_sizes or "",
             order_words=self.user_order or "",
         )

@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -103,11 +103,10 @@ _DIGITS = re.compile("[0-9]+")
 class Search:
     """A search for files that may be traces; directories that are traces are not searched.
 
-    With `keep_going`, directories that cannot be listed are in `skipped` rather than errors.
+    Directories that cannot be listed are in `skipped` if the run goes on without them.
     """
 
-    is_trace: Callable[[Path], bool]  # whether a directory is a trace
-    keep_going: bool = False
+    config: Config
     skipped: list[SkippedRank] = field(default_factory=list)
 
     def candidates(self, paths: Sequence[str | Path]) -> dict[Path, bool]:
@@ -138,7 +137,7 @@ class Search:
         Links to one of the directories `above` are not followed.
         """
         try:
-            if self.is_trace(directory):
+            if format_of(directory, self.config) is not None:
                 yield directory
                 return
             if not is_local(directory):
@@ -178,11 +177,9 @@ class Search:
                 yield path
 
     def _unlisted(self, directory: Path, error: OSError) -> None:
-        """Skip a directory that cannot be listed; TraceFileError unless `keep_going`."""
-        message = f"{directory}: {error.strerror or error}"
-        if not self.keep_going:
-            raise TraceFileError(message) from error
-        self.skipped.append(SkippedRank(rank=None, path=str(directory), error=message))
+        """Skip a directory that cannot be listed; TraceFileError unless the run goes on."""
+        failure = TraceFileError(f"{directory}: {error.strerror or error}")
+        self.skipped.append(self.config.skipped(directory, failure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +192,7 @@ class Detected:
     skipped: tuple[SkippedRank, ...] = ()
 
 
-def detect(
-    paths: Sequence[str | Path], config: Config, *, keep_going: bool = False
-) -> Detected:
+def detect(paths: Sequence[str | Path], config: Config) -> Detected:
     """Find the files of a run and their format.
 
     Parameters
@@ -205,23 +200,19 @@ def detect(
     paths
         Directories, files or globs.
     config
-        The configuration; with a table mapping, tables of operations are a format.
-    keep_going
-        Whether packed traces and directories that cannot be listed are skipped.
+        With a table mapping, tables of operations are a format. It says whether packed traces
+        and directories that cannot be listed are skipped.
 
     Raises
     ------
     FastcommError
         If there is no trace.
     TraceFileError
-        If there are traces of several formats; unless `keep_going`, if a rank's trace is packed
-        or a directory cannot be listed.
+        If there are traces of several formats; unless they are skipped, if a rank's trace is
+        packed or a directory cannot be listed.
 
     """
-    search = Search(
-        is_trace=lambda directory: format_of(directory, config) is not None,
-        keep_going=keep_going,
-    )
+    search = Search(config=config)
     sorting = _sorted(paths, search, config)
     sorting.claim_damaged()
     sorting.drop_others()
@@ -236,7 +227,7 @@ def detect(
             f"{where}: traces of several formats: {kinds}; name the files of one"
         )
     ((name, files),) = sorting.by_format.items()
-    search.skipped.extend(_packed_ranks(sorting, files, keep_going=keep_going))
+    search.skipped.extend(_packed_ranks(sorting, files, config))
     return Detected(
         format=name,
         files=tuple(files),
@@ -352,20 +343,18 @@ def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
 
 
 def _packed_ranks(
-    sorting: _Sorting, files: Sequence[Path], *, keep_going: bool
+    sorting: _Sorting, files: Sequence[Path], config: Config
 ) -> Iterator[SkippedRank]:
     """Yield archives that hold a rank or were named, as skipped ranks.
 
     Archives whose unpacked copy is among `files` are left out. Raises `TraceFileError` for
-    the first one unless `keep_going`.
+    the first one unless the run goes on.
     """
     for path, remedy in sorting.packed.items():
         is_relevant = path in sorting.named or is_packed(path)
         if not is_relevant or is_unpacked_beside(path, files):
             continue
-        if not keep_going:
-            raise TraceFileError(remedy)
-        yield SkippedRank(rank=rank_from_name(path.name), path=str(path), error=remedy)
+        yield config.skipped(path, TraceFileError(remedy), rank_from_name(path.name))
 
 
 def _warnings(sorting: _Sorting, files: Sequence[Path]) -> Iterator[str]:

@@ -19,9 +19,10 @@ import numpy as np
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import OpenOptions, RankReader, RankSources, add_rank, check_count
+from fastcomm.readers import RankReader, RankSources, add_rank, check_count
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import CommunicationColumns, DeviceRows
+from fastcomm.readers.config import Config
 from fastcomm.readers.kernel_names import Named
 from fastcomm.readers.stream import CutShortError, blocks
 from fastcomm.trace.bytes import op_of_collective
@@ -150,7 +151,7 @@ def _head(path: Path) -> bytes:
         return b""
 
 
-def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
+def find(paths: Sequence[Path], config: Config) -> RankSources:
     """Find the rank of each process, and the members of each communicator.
 
     Ranks are those in the communicator of all processes, unless the configuration states them.
@@ -160,12 +161,12 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     for path, members in logs.items():
         if not members and is_damaged(path):
             raise TraceFileError(f"{path}: cannot be read: the file is empty or truncated")
-    ranks, world, warnings = _ranks(logs, options)
+    ranks, world, warnings = _ranks(logs, config)
     owner: dict[int, Path] = {}
     for path, rank in ranks.items():
         add_rank(owner, rank, path)
     groups = _groups(logs, ranks, world)
-    reading = options.reading(world, owner)
+    reading = config.reading(world, owner)
     sources = []
     for rank, path in sorted(owner.items()):
         own = {member.id: groups[member.id] for member in logs[path]}
@@ -177,11 +178,9 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
 _Logs = Mapping[Path, Sequence[_Communicator]]
 
 
-def _ranks(
-    logs: _Logs, options: OpenOptions
-) -> tuple[dict[Path, int], int | None, tuple[str, ...]]:
+def _ranks(logs: _Logs, config: Config) -> tuple[dict[Path, int], int | None, tuple[str, ...]]:
     """Return the rank of each file, the world size, and warnings."""
-    explicit = options.config.ranks
+    explicit = config.ranks
     if explicit:
         stated = {p: explicit.get(str(p), explicit.get(p.name)) for p in logs}
         ranks = {path: rank for path, rank in stated.items() if rank is not None}
@@ -189,7 +188,7 @@ def _ranks(
             raise TraceFileError(
                 f"{missing[0]}: [ranks] in the configuration lacks this file; add its rank"
             )
-        return ranks, options.world, ()
+        return ranks, config.world, ()
     if world := _world(logs):
         ranks = {p: member.rank for p in logs for member in logs[p] if member.id == world.id}
         return ranks, world.size, ()
@@ -198,7 +197,7 @@ def _ranks(
         "no communicator has all processes: ranks are numbered in the order of the files; "
         "state them in [ranks] in the configuration"
     )
-    return ranks, options.world, (warning,) if len(logs) > 1 else ()
+    return ranks, config.world, (warning,) if len(logs) > 1 else ()
 
 
 def _world(logs: _Logs) -> _Communicator | None:

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers import OpenOptions, RankReader, RankSources, add_rank, tables
+from fastcomm.readers import RankReader, RankSources, add_rank, tables
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import CommunicationColumns, DeviceRows
+from fastcomm.readers.config import Config
 from fastcomm.readers.kernel_names import Named
 from fastcomm.readers.tables import WORK, RowKind, TableMapping, preset_of
 from fastcomm.trace.columns import filled
@@ -180,7 +181,7 @@ def _columns(path: Path) -> list[str] | None:
         return None
 
 
-def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
+def find(paths: Sequence[Path], config: Config) -> RankSources:
     """Find the ranks in tables, reading only the columns that tell ranks and groups.
 
     Raises `ConfigError` if neither the configuration nor a preset explains the columns, and
@@ -190,24 +191,24 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     members: list[tuple[Path, Rank, TableMapping]] = []
     for path in paths:
         columns = tables.columns_of(path)
-        mapping = options.config.table or preset_of(columns)
+        mapping = config.table or preset_of(columns)
         if mapping is None:
             raise ConfigError(
                 f"{path}: the meaning of the columns {', '.join(columns)} is unknown. State it "
                 "in a [table] of the configuration"
             )
         mapping.check(columns, str(path))
-        for rank in _ranks(path, mapping, options.world):
+        for rank in _ranks(path, mapping, config.world):
             add_rank(owner, rank.rank, path)
             members.append((path, rank, mapping))
-    reading = options.reading(options.world, owner)
+    reading = config.reading(config.world, owner)
     members.sort(key=lambda member: member[1].rank)
     return RankSources(
         sources=tuple(
             RankReader(read, path, reading, (rank, mapping)).source(rank.rank)
             for path, rank, mapping in members
         ),
-        world_size=options.world if options.world and max(owner) < options.world else None,
+        world_size=config.world if config.world and max(owner) < config.world else None,
     )
 
 

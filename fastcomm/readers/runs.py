@@ -17,7 +17,7 @@ from fastcomm import files
 from fastcomm.checks import option_name, refuse
 from fastcomm.errors import ConfigError, SchemaError, TraceFileError
 from fastcomm.files import is_local, note_inputs, place
-from fastcomm.readers import CHANGED, OpenOptions, RankSources, rank_from_name
+from fastcomm.readers import CHANGED, RankSources, rank_from_name
 from fastcomm.readers.config import Config, Parallel, whole
 from fastcomm.readers.detection import FORMATS, Detected, detect, module
 from fastcomm.trace.run import Content, RunTraces, SkippedRank, Source, absent
@@ -85,11 +85,8 @@ def _file_state(name: str, status: os.stat_result) -> tuple[str, int, int, int]:
     return name, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-__all__ = ["FORMATS", "OpenOptions", "open_run"]
-
-
 def open_run(
-    *paths: str | Path, options: OpenOptions | None = None, use_card: bool = True
+    *paths: str | Path, config: Config | None = None, use_card: bool = True
 ) -> RunTraces:
     """Find the traces of a run and the rank of each, without reading whole traces.
 
@@ -97,9 +94,9 @@ def open_run(
     ----------
     *paths
         Directories (searched recursively), files or globs.
-    options
-        Configuration, and whether to go on without unreadable files (`keep_going`), which are
-        then in `RunTraces.skipped`.
+    config
+        What the user states, such as to go on without unreadable files, which are then in
+        `RunTraces.skipped`.
     use_card
         Whether a workload card in a directory fills in what the configuration leaves open.
 
@@ -110,12 +107,10 @@ def open_run(
         contradict the world size.
 
     """
-    options = options or OpenOptions()
-    config, card_warnings = with_card(options.config, paths if use_card else ())
-    options = replace(options, config=config)
-    detected = detect(paths, config, keep_going=options.keep_going)
-    ignored = _ignored(detected, options)
-    sources = _rank_sources(detected.format, detected.files, options)
+    config, card_warnings = with_card(config or Config(), paths if use_card else ())
+    detected = detect(paths, config)
+    ignored = _ignored(detected, config)
+    sources = _rank_sources(detected.format, detected.files, config)
     note_inputs(source.path for source in sources.sources if is_local(source.path))
     run = RunTraces(
         sources=tuple(map(steady, sources.sources)),
@@ -130,6 +125,7 @@ def open_run(
         link_bandwidth=sources.link_bandwidth if config.bandwidth is None else config.bandwidth,
         scale_up=config.scale_up,
         scale_out=config.scale_out,
+        keep_going=config.keep_going,
         skipped=_numbered(detected, sources),
     )
     return replace(
@@ -161,14 +157,14 @@ def _is_directory(file: SkippedRank, detected: Detected) -> bool:
     return is_found and place(file.path).is_dir()
 
 
-def _ignored(detected: Detected, options: OpenOptions) -> list[str]:
+def _ignored(detected: Detected, config: Config) -> list[str]:
     """Return warnings about standing options that the format ignores.
 
     Raises `ConfigError` if it ignores an option that the user states for this run.
     """
     reasons = FORMATS[detected.format].ignored
-    names = [name for name in reasons if name in options.stated]
-    if typed := [name for name in names if name not in options.standing]:
+    names = [name for name in reasons if name in config.stated]
+    if typed := [name for name in names if name not in config.standing]:
         problems = (f"{option_name(name)} has no effect: {reasons[name]}" for name in typed)
         raise ConfigError(f"{detected.files[0]}: {'; '.join(problems)}")
     return [f"{option_name(name)}{CHANGED_NOTHING}{reasons[name]}" for name in names]
@@ -187,27 +183,27 @@ def _assumed(config: Config, ranks: Sequence[int], world: int | None) -> Iterato
         )
 
 
-def _rank_sources(name: str, files: Sequence[Path], options: OpenOptions) -> RankSources:
-    """Return the ranks in files of one format; `keep_going` skips those that fail to open."""
+def _rank_sources(name: str, files: Sequence[Path], config: Config) -> RankSources:
+    """Return the ranks in files of one format, without those that may be skipped."""
     find = module(name).find
     try:
-        return find(files, options)
+        return find(files, config)
     except TraceFileError:
-        if not options.keep_going or len(files) == 1:
+        if not config.keep_going or len(files) == 1:
             raise
-        failures = {path: _failure(name, path, options) for path in files}
+        failures = {path: _failure(name, path, config) for path in files}
         readable = [path for path in files if failures[path] is None]
         if not readable or len(readable) == len(files):
             raise  # the files contradict each other, or none is readable
-        sources = find(readable, options)
+        sources = find(readable, config)
     skipped = tuple(failure for failure in failures.values() if failure is not None)
     return replace(sources, skipped=(*sources.skipped, *skipped))
 
 
-def _failure(name: str, path: Path, options: OpenOptions) -> SkippedRank | None:
+def _failure(name: str, path: Path, config: Config) -> SkippedRank | None:
     """Return why a file cannot be opened by itself, or None."""
     try:
-        module(name).find([path], replace(options, by_beginnings=True))
+        module(name).find([path], replace(config, by_beginnings=True))
     except TraceFileError as error:
         rank = rank_from_name(path.name)
         return SkippedRank(rank=rank, path=str(path), error=str(error))

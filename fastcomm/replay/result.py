@@ -114,7 +114,7 @@ class Session(Result):
 
     @property
     def skipped(self) -> tuple[SkippedRank, ...]:
-        """Ranks that could not be read, with `keep_going`."""
+        """Ranks that could not be read, and are left out."""
         return self.read.skipped if self.read else ()
 
     @property

@@ -315,7 +315,7 @@ def over(user: TraceOptions, stored: TraceOptions) -> TraceOptions:
 
 def _marks(user: IterationRule, stored: IterationRule) -> IterationRule:
     """Return the user's rule for iterations, if any, else the stored one."""
-    chosen = user if user.regex is not None or user.ranges else stored
+    chosen = user if user.regex is not None else stored
     return replace(chosen, clock=stored.clock)
 
 

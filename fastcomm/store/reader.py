@@ -7,8 +7,9 @@ from pathlib import Path
 
 from fastcomm import store
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import OpenOptions, RankSources, add_rank, agreed_world
+from fastcomm.readers import RankSources, add_rank, agreed_world
 from fastcomm.readers.assembly import TraceOptions
+from fastcomm.readers.config import Config
 from fastcomm.store import Manifest, read_manifest
 from fastcomm.store.files import StoredFile, listed
 from fastcomm.store.rank_file import about, read
@@ -28,11 +29,11 @@ def is_damaged(_: Path) -> bool:
     return False
 
 
-def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
+def find(paths: Sequence[Path], config: Config) -> RankSources:
     """Find the ranks that manifests list, and those of single files.
 
     Raises `TraceFileError` if a store is unfinished or empty, a file is missing or changed
-    (unless `keep_going`), or two files have one rank.
+    (unless the run goes on), or two files have one rank.
     """
     manifests = {path: read_manifest(path) for path in paths if path.is_dir()}
     world_sizes: dict[Path, int | None] = {}
@@ -48,13 +49,13 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
             meta = about(path)["meta"]
             world_sizes[path] = meta["world_size"]
             files.append(StoredFile(rank=meta["rank"], path=path, size=path.stat().st_size))
-    if changed and not (options.keep_going and files):
+    if changed and not (config.keep_going and files):
         raise TraceFileError(changed[0].error)
     ranks: dict[int, Path] = {}
     for file in files:
         add_rank(ranks, file.rank, file.path)
     world = agreed_world(world_sizes, ranks)
-    reading = options.reading(world, ranks)
+    reading = config.reading(world, ranks)
     return RankSources(
         sources=tuple(
             _source(file, reading) for file in sorted(files, key=lambda file: file.rank)

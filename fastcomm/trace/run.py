@@ -64,6 +64,7 @@ class RunTraces:
     link_bandwidth: float | None = None  # bytes per second, if configured
     scale_up: float | None = None  # of a GPU inside its node, bytes per second
     scale_out: float | None = None  # of a GPU between nodes
+    keep_going: bool = False  # whether ranks that cannot be read are skipped
     skipped: tuple[SkippedRank, ...] = ()
     # The ranks with a file, if the number of ranks is known only after reading their events.
     guessed_ranks: tuple[int, ...] = ()

@@ -5,13 +5,13 @@ import sys
 from collections import Counter, defaultdict
 
 import pytest
+from builders.opened import open_run
 from click.testing import CliRunner
 
 from fastcomm.analyses import chakra
 from fastcomm.analyses.chakra import Written, group_number, write_groups
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError
-from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 from fastcomm.trace.trace import Meta
 

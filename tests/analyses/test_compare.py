@@ -8,6 +8,7 @@ import shutil
 
 import pyarrow.parquet as pq
 import pytest
+from builders.opened import open_run
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.cli.compare import Condition
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
 JOB = Job.of(4, steps=2, layers=2, micro_batches=2)

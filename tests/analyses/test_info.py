@@ -5,6 +5,7 @@ import json
 import pytest
 from builders import kineto_text as k
 from builders.fault_tools import agree
+from builders.opened import open_run
 from click.testing import CliRunner
 
 from fastcomm.analyses.info import info
@@ -12,7 +13,7 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.config import Config
 from fastcomm.synthetic import TableJob, write_table
 
 NANOSECONDS = 1000
@@ -205,7 +206,7 @@ def test_an_unreadable_rank_is_an_error_or_skipped(traces, workers):
     (traces / "rank0.json").write_text('{"traceEvents": [')
     for all_ranks in (False, True):
         with pytest.raises(FastcommError, match="no rank could be read"):
-            info(open_run(traces), keep_going=True, all_ranks=all_ranks)
+            info(open_run(traces, config=Config(keep_going=True)), all_ranks=all_ranks)
 
 
 def test_the_first_readable_rank_is_described_with_keep_going(traces):
@@ -223,7 +224,7 @@ def test_a_store_without_its_tables_is_an_error(store):
 
 
 def test_info_is_available_in_python(store):
-    run = open_run(store, options=OpenOptions())
+    run = open_run(store, config=Config())
     found = info(run)
     assert found.stored
     assert found.details[0].stop - found.details[0].start == 100 * NANOSECONDS

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from builders.opened import open_run
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import timeline as oracle_timeline
@@ -16,7 +17,6 @@ from fastcomm.analyses.timeline_events import BIN_KINDS, EVENTS, KINDS, LEVELS, 
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.metrics.findings.finding import ShownEvents
 from fastcomm.options import ReportOptions
-from fastcomm.readers.runs import open_run
 from fastcomm.report.html import timeline as pages
 from fastcomm.synthetic import Job, write
 from fastcomm_kernels.arrays import NULL

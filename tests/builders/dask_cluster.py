@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -103,6 +104,11 @@ distributed.nanny.WorkerProcess._init_msg_interval = 3600
 
 def _read(read, rank, _content):
     return read(rank)
+
+
+def going_on(run):
+    """Return the run as one that is read without its unreadable ranks."""
+    return replace(run, keep_going=True)
 
 
 def run_of(*reads):

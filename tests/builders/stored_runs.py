@@ -4,11 +4,12 @@ import json
 
 import pyarrow.parquet as pq
 from builders import kineto_text as k
+from builders.opened import open_run
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.config import Config
 from fastcomm.store import ABOUT, MANIFEST, files, writer
 
 WHOLE = TraceOptions(whole=True)
@@ -36,7 +37,7 @@ STEP = [
 
 
 def measured(path, **options):
-    found = compute_metrics(open_run(path, options=OpenOptions(**options)))
+    found = compute_metrics(open_run(path, config=Config(**options)))
     return found.to_dict()
 
 

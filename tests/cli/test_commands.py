@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from builders.commands import KINETO
 from builders.html_page import parsed, without_scripts
+from builders.opened import open_run
 from click.testing import CliRunner
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
-from fastcomm.readers.runs import open_run
 from fastcomm.report.commands import Suggestions
 from fastcomm.synthetic import Job, write
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from builders.fault_tools import in_time, refused
+from builders.opened import open_run
 
 import fastcomm
 from fastcomm import hardware
@@ -16,7 +17,6 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli.parameter_types import Number, numbers
 from fastcomm.errors import ConfigError
 from fastcomm.options import MetricsOptions
-from fastcomm.readers.runs import open_run
 from fuzz import options
 
 MOST_MEMORY = 1 << 30

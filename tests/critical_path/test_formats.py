@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from builders.opened import open_run
 from click.testing import CliRunner
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
 from fastcomm.critical_path.analysis import joined
 from fastcomm.options import Window
-from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write, write_nsys
 from fastcomm.trace.schema import KIND
 

@@ -6,10 +6,10 @@ import shutil
 import pytest
 from builders import dask_cluster as c
 from builders.commands import contents, invoke
+from builders.opened import open_run
 
 from fastcomm.analyses.critical_path import critical_path, trimmed
 from fastcomm.critical_path.analysis import analyze, joined
-from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write, write_nsys
 
 JOB = Job.of(ranks=4, steps=2, layers=2)

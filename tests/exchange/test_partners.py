@@ -8,12 +8,12 @@ import pytest
 from builders import kineto_text as k
 from builders.fault_tools import agree
 from builders.nsys_report import SMALL
+from builders.opened import open_run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.readers.runs import open_run
 from fastcomm.store import file_name
 from fastcomm.synthetic import NsysVariant, play, write, write_nsys
 from fastcomm.trace.schema import NARROW, OF_ONE, OPS, PARTNERS

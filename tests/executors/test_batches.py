@@ -53,7 +53,7 @@ def test_a_worker_that_dies_in_a_batch_loses_only_the_rank_at_fault(tmp_path):
     reads[10] = partial(c.deadly_once, tmp_path / "killed")
     # Both may be on their way when the pool breaks: who kills one worker may be innocent.
     reads[-2], reads[-1] = c.deadly, c.bad
-    merged, lost = Local(workers=2).gather(c.run_of(*reads), c.COUNT, keep_going=True)
+    merged, lost = Local(workers=2).gather(c.going_on(c.run_of(*reads)), c.COUNT)
     assert merged == dict.fromkeys(range(MANY - 2), 1)
     found = [(each.rank, "killed" in each.error) for each in lost]
     assert found == [(MANY - 2, True), (MANY - 1, False)]

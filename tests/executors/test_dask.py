@@ -106,7 +106,7 @@ def test_relative_paths_are_resolved_by_the_client(traces, engine, cluster, monk
 def test_unreadable_ranks_are_skipped_on_a_cluster(engine, tmp_path):
     run = c.run_of(c.fine, c.bad, c.fine, c.too_large, c.fine)
     seen = []
-    merged, lost = engine.gather(run, c.COUNT, keep_going=True, progress=seen.append)
+    merged, lost = engine.gather(c.going_on(run), c.COUNT, progress=seen.append)
     assert merged == {0: 1, 2: 1, 4: 1}
     assert [each.rank for each in lost] == [1, 3]
     assert "rank1.json: damaged" in lost[0].error
@@ -115,7 +115,7 @@ def test_unreadable_ranks_are_skipped_on_a_cluster(engine, tmp_path):
     with pytest.raises(FastcommError, match=r"rank1\.json: damaged"):
         engine.gather(c.run_of(c.fine, c.bad), c.COUNT)
     with pytest.raises(FastcommError, match=r"no rank could be read: rank0\.json: damaged"):
-        engine.gather(c.run_of(c.bad, c.bad), c.COUNT, keep_going=True)
+        engine.gather(c.going_on(c.run_of(c.bad, c.bad)), c.COUNT)
 
 
 def test_ranks_that_fail_inside_a_batch_cost_no_other(engine):
@@ -123,7 +123,7 @@ def test_ranks_that_fail_inside_a_batch_cost_no_other(engine):
     bad = {3, 4, 17, *range(32, 40), 63}
     run = c.run_of(*(c.bad if rank in bad else c.fine for rank in range(64)))
     seen = []
-    merged, lost = engine.gather(run, c.COUNT, keep_going=True, progress=seen.append)
+    merged, lost = engine.gather(c.going_on(run), c.COUNT, progress=seen.append)
     assert merged == {rank: 1 for rank in range(64) if rank not in bad}
     assert [each.rank for each in lost] == sorted(bad)
     assert all(f"rank{each.rank}.json: damaged" in each.error for each in lost)
@@ -150,7 +150,7 @@ def test_batches_are_of_small_ranks():
 
 def test_a_bug_is_raised_as_it_is_with_the_rank(engine):
     with pytest.raises(ZeroDivisionError, match="a bug") as raised:
-        engine.gather(c.run_of(c.fine, c.buggy), c.COUNT, keep_going=True)
+        engine.gather(c.going_on(c.run_of(c.fine, c.buggy)), c.COUNT)
     assert raised.value.__notes__ == ["rank 1: rank1.json"]
 
 
@@ -171,7 +171,7 @@ def test_ranks_that_kill_every_worker_are_skipped_alone(engine, cluster):
     cluster.nanny("third")
     c.wait_for_nanny(engine.client)
     run = c.run_of(c.fine, c.fine, c.deadly, c.hungry, c.fine, c.fine)
-    merged, lost = engine.gather(run, c.COUNT, keep_going=True)
+    merged, lost = engine.gather(c.going_on(run), c.COUNT)
     assert merged == dict.fromkeys([0, 1, 4, 5], 1)
     assert [each.rank for each in lost] == [2, 3]
     for each in lost:
@@ -187,14 +187,14 @@ def test_a_worker_that_is_not_restarted_does_not_affect_others(cluster, tmp_path
         engine.client.wait_for_workers(1, timeout=30)
         gone = pytest.raises(ClusterError, match=r"no worker for 2 s; .* were killed and not")
         with gone:
-            engine.gather(c.run_of(c.deadly, c.fine), c.COUNT, keep_going=True)
+            engine.gather(c.going_on(c.run_of(c.deadly, c.fine)), c.COUNT)
     cluster.kill("late")
     with dask.connected(cluster.address, wait_s=30) as engine:
         cluster.nanny("late", "--preload-nanny", str(late))
         engine.client.wait_for_workers(1, timeout=30)
         cluster.worker("other")
         run = c.run_of(partial(c.deadly_once, tmp_path / "killed"), *[c.slow] * 8)
-        merged, lost = engine.gather(run, c.COUNT, keep_going=True)
+        merged, lost = engine.gather(c.going_on(run), c.COUNT)
         assert merged == dict.fromkeys(range(9), 1)
         assert lost == ()
     cluster.kill("late")
@@ -223,7 +223,7 @@ def test_another_fastcomm_on_a_worker_is_an_error(cluster, tmp_path):
     )
     with dask.connected(cluster.address, wait_s=30) as engine, late:
         cluster.worker("strange", environment={"PYTHONPATH": path})
-        engine.gather(c.run_of(c.fine), c.COUNT, keep_going=True)
+        engine.gather(c.going_on(c.run_of(c.fine)), c.COUNT)
     at_once = pytest.raises(
         ClusterError, match=r"tcp://.*: fastcomm .*, but this process runs .* install"
     )

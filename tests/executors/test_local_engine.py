@@ -27,7 +27,7 @@ def test_a_killed_worker_loses_only_its_rank(tmp_path):
     reads[3] = c.deadly
     reads[8] = partial(c.deadly_once, tmp_path / "killed")
     seen = []
-    merged, lost = TWO.gather(c.run_of(*reads), c.COUNT, keep_going=True, progress=seen.append)
+    merged, lost = TWO.gather(c.going_on(c.run_of(*reads)), c.COUNT, progress=seen.append)
     assert merged == dict.fromkeys(sorted({*range(12)} - {3}), 1)
     assert [each.rank for each in lost] == [3]
     assert "rank3.json: the worker that read rank 3 was killed" in lost[0].error
@@ -52,7 +52,7 @@ def slow_bad(rank):
 def test_a_bug_is_raised_as_it_is_with_the_rank():
     for executor in (Local(workers=1), TWO):
         with pytest.raises(ZeroDivisionError, match="a bug") as raised:
-            executor.gather(c.run_of(c.fine, c.buggy), c.COUNT, keep_going=True)
+            executor.gather(c.going_on(c.run_of(c.fine, c.buggy)), c.COUNT)
         assert raised.value.__notes__ == ["rank 1: rank1.json"]
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from builders.opened import open_run
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError
@@ -17,7 +18,6 @@ from fastcomm.isp.internevo.collectives import cluster_collective, two_gpus
 from fastcomm.isp.internevo.layer import Correction
 from fastcomm.isp.presets import internlm
 from fastcomm.isp.presets import load as load_model
-from fastcomm.readers.runs import open_run
 
 A800 = load("a800")
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from builders.examples import fewer
 from builders.job_traces import measured_job
+from builders.opened import open_run
 from builders.shared_data import needs, path_of
 from builders.synthetic_truth import planted
 from click.testing import CliRunner
@@ -15,11 +16,10 @@ from hypothesis import strategies as st
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.config import Config
 from fastcomm.synthetic import Job, pipeline, write
 from fastcomm.synthetic.job import FAULTS, IDLE_FAULTS
 from fastcomm.synthetic.play import steps
-from fastcomm.trace.iterations import IterationRule
 
 STRAGGLER = path_of("replay/straggler")
 # Of the true cost. Gradients of a late host that are on their way cover its idle time. A slow
@@ -227,8 +227,7 @@ def test_the_last_stage_of_a_real_job_is_imbalanced():
 
 def by_host(path):
     """The metrics of steps by the host's marks, which are those of the made-up job."""
-    rule = IterationRule(clock="host")
-    return compute_metrics(open_run(path, options=OpenOptions(iterations=rule)))
+    return compute_metrics(open_run(path, config=Config(clock="host")))
 
 
 @pytest.mark.parametrize("fault", IDLE_FAULTS)

@@ -7,12 +7,12 @@ from builders import kineto_text as kt
 from builders.commands import KINETO
 from builders.job_traces import measured as measured_traces
 from builders.job_traces import measured_job, trace
+from builders.opened import open_run
 from click.testing import CliRunner
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.metrics.findings.finding import confidence
-from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
 SUBJECTS = {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from builders import kineto_text as k
 from builders.idle_host import faulty
+from builders.opened import open_run
 from builders.places import JOBS
 from builders.shared_data import needs, path_of
 from hypothesis import given
@@ -27,7 +28,6 @@ from fastcomm.idle.intervals import idle_times
 from fastcomm.metrics import Partial
 from fastcomm.metrics.computation import compute
 from fastcomm.options import MetricsOptions
-from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import NARROW
 from fastcomm.trace.trace import Trace
 

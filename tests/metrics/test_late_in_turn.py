@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from builders.opened import open_run
 
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.readers.runs import open_run
 
 RANKS, STEPS, LAYERS = 4, 3, 4
 COMPUTE_US, TRANSFER_US = 1000, 300

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from builders import kineto_text as k
+from builders.opened import open_run
 from builders.same import same
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +18,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.computation import compute
 from fastcomm.options import MetricsOptions
-from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.trace.iterations import IterationRule
+from fastcomm.readers.config import Config
 
 DESCRIPTIONS = {
     "DATA_PARALLEL_GROUP": "DP",
@@ -107,9 +107,9 @@ def test_metrics_agree_with_the_definitions(ranks, link, clock):
             k.write(Path(folder) / f"rank{rank}.json", events, rank=rank, world=len(ranks))
             for rank, events in enumerate(ranks)
         ]
-        options = OpenOptions(iterations=IterationRule(clock=clock))
+        options = Config(clock=clock)
         asked = MetricsOptions(link_bandwidth=link and f"{link}B/s")
-        found = compute_metrics(open_run(*paths, options=options), asked).to_dict()
+        found = compute_metrics(open_run(*paths, config=options), asked).to_dict()
         traces = [oracle_kineto.read(path) for path in paths]
     wanted = oracle_metrics.metrics(traces, tag_of, link, clock)
     same(found, wanted)

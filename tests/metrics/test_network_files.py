@@ -6,13 +6,13 @@ import re
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
+from builders.opened import open_run
 from builders.stored_runs import as_first_layout
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError
 from fastcomm.options import MetricsOptions
-from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
 
@@ -29,7 +29,7 @@ def test_hosts_are_read_from_traces_and_stores_alike_by_any_number_of_workers(jo
     assert [node.ranks for node in found.nodes] == [tuple(range(8)), tuple(range(8, 16))]
     assert found.undivided_events == 0
     assert [use.events > 0 for use in found.levels if use.tag is None] == [True, True]
-    assert compute_metrics(open_run(job), workers=2).network == found
+    assert compute_metrics(open_run(job, workers=2)).network == found
     ingest(plan([job], tmp_path / "store"))
     assert compute_metrics(open_run(tmp_path / "store")).network == found
     for path in (tmp_path / "store").rglob("*.parquet"):

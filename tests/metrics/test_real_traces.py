@@ -1,14 +1,14 @@
 """Test metrics of every real trace against the oracle."""
 
 import pytest
+from builders.opened import open_run
 from builders.same import same
 from oracles import kineto as oracle_kineto
 from oracles import metrics as oracle_metrics
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.options import MetricsOptions
-from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.trace.iterations import IterationRule
+from fastcomm.readers.config import Config
 
 RUNS = {
     "nccl": ["nccl_2rank_rank0.json.gz"],
@@ -37,8 +37,8 @@ def traces_of(real, names):
 @pytest.mark.parametrize("name", RUNS)
 def test_metrics_of_a_real_run_agree_with_the_oracle(real, name, clock):
     paths = traces_of(real, RUNS[name])
-    options = OpenOptions(iterations=IterationRule(clock=clock))
-    run = open_run(*paths, options=options)
+    options = Config(clock=clock)
+    run = open_run(*paths, config=options)
     found = compute_metrics(run, MetricsOptions(link_bandwidth=f"{LINK}B/s")).to_dict()
     traces = [oracle_kineto.read(path) for path in paths]
     tag = TAG.get(name, "OTHER")

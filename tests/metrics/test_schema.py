@@ -4,6 +4,7 @@ import copy
 import json
 
 import pytest
+from builders.opened import open_run
 from builders.places import SCHEMAS
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
@@ -11,7 +12,7 @@ from jsonschema import Draft202012Validator
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.options import MetricsOptions
-from fastcomm.readers.runs import open_run
+from fastcomm.readers.config import Config
 from fastcomm.synthetic import Job, write
 
 SCHEMA = json.loads((SCHEMAS / "metrics.json").read_text("utf-8"))
@@ -59,8 +60,8 @@ def tiny(tmp_path):
 
 def measured(*paths, keep_going=False, **options):
     """What `--json` prints, read back."""
-    run = open_run(*paths)
-    found = compute_metrics(run, MetricsOptions(**options), keep_going=keep_going)
+    run = open_run(*paths, config=Config(keep_going=keep_going))
+    found = compute_metrics(run, MetricsOptions(**options))
     return json.loads(json.dumps(found.to_dict(), allow_nan=False))
 
 

@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+from builders.opened import open_run
 from builders.same import same
 from builders.synthetic_files import SMALL
 from builders.synthetic_truth import truth
@@ -12,9 +13,7 @@ from oracles import metrics as oracle_metrics
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.config import Config, Parallel
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, Variant, write
-from fastcomm.trace.iterations import IterationRule
 
 LINK = 50e9
 TAG_OF = {
@@ -38,8 +37,7 @@ KEYS = (
 
 def measured(folder, clock="host", **options):
     """Measure a job; its truth is by the host's marks."""
-    rule = IterationRule(clock=clock)
-    run = open_run(folder, options=OpenOptions(iterations=rule, **options))
+    run = open_run(folder, config=Config(clock=clock, **options))
     return compute_metrics(run, MetricsOptions(link_bandwidth=f"{LINK}B/s"))
 
 
@@ -94,7 +92,7 @@ def test_tags_come_from_the_grid_where_the_groups_are_not_described(made, tmp_pa
     job, ranks = Job.of(64, **SMALL), (0, 21, 63)
     write(job, tmp_path, ranks=ranks, variant=Variant.UNDESCRIBED)
     sizes = {name: getattr(job, name) for name in ("tp", "pp", "dp", "ep")}
-    by_grid = measured(tmp_path, config=Config(parallel=Parallel(**sizes)))
+    by_grid = measured(tmp_path, parallel=Parallel(**sizes))
     by_description = measured(made(64, *ranks))
     assert by_grid.volume == by_description.volume
     assert by_grid.breakdown == by_description.breakdown

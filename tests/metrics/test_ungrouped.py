@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from builders import kineto_text
 from builders.job_traces import measured, trace
+from builders.opened import open_run
 from builders.ungrouped_events import MS, US, matched
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from oracles import matching as oracle
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.metrics import Partial, matching, merge, spill, ungrouped
 from fastcomm.metrics.computation import compute
-from fastcomm.readers.runs import open_run
 from fastcomm.report import details as report
 from fastcomm.report.html import ranks as page
 from fastcomm.synthetic import Job as MadeJob

@@ -5,19 +5,19 @@ import shutil
 import pytest
 from builders import inspector_logs, operation_tables
 from builders.nsys_report import SMALL
+from builders.opened import open_run
 from builders.shared_data import shared
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.config import Config
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.readers.tables import table_mapping
 from fastcomm.synthetic import NsysVariant, write, write_nsys
 
 
 def a_table(folder):
     operation_tables.write(folder / "operations.csv", operation_tables.table())
-    return OpenOptions(config=Config(table=table_mapping(operation_tables.MAPPING, "c.toml")))
+    return Config(table=table_mapping(operation_tables.MAPPING, "c.toml"))
 
 
 def a_straggler(folder):
@@ -42,9 +42,9 @@ def test_a_store_measures_like_its_source_in_every_format(tmp_path, name):
     folder = tmp_path / "source"
     folder.mkdir()
     made = MAKERS[name](folder)
-    options = made if isinstance(made, OpenOptions) else OpenOptions()
-    before = compute_metrics(open_run(folder, options=options)).to_dict()
-    ingest(plan([folder], tmp_path / "store", options=options))
+    options = made if isinstance(made, Config) else Config()
+    before = compute_metrics(open_run(folder, config=options)).to_dict()
+    ingest(plan([folder], tmp_path / "store", config=options))
     after = compute_metrics(open_run(tmp_path / "store")).to_dict()
     assert set(after.pop("warnings")) == set(before.pop("warnings"))
     assert after == before

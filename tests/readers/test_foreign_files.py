@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
+from builders.opened import open_run
 from builders.rank_folders import STEP, write_ranks
 from builders.replay_data import TRIAL, needed
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.config import Config
 from fastcomm.synthetic import TableJob, write_table
 
 FOREIGN = [{"step": 1, "latency": 2.5}, {"step": 2}]
@@ -54,8 +55,8 @@ def test_an_empty_file_named_after_a_rank_is_damaged(tmp_path, text):
     (tmp_path / "rank1.json").write_text(text)
     with pytest.raises(TraceFileError, match=r"rank1\.json: "):
         compute_metrics(open_run(tmp_path))
-    run = open_run(tmp_path, options=OpenOptions(keep_going=True))
-    (failed,) = compute_metrics(run, keep_going=True).skipped
+    run = open_run(tmp_path, config=Config(keep_going=True))
+    (failed,) = compute_metrics(run).skipped
     assert (failed.rank, failed.path) == (1, str(tmp_path / "rank1.json"))
 
 

@@ -17,7 +17,6 @@ from fastcomm.errors import TraceFileError
 from fastcomm.options import MetricsOptions
 from fastcomm.readers import inspector
 from fastcomm.readers.config import Config
-from fastcomm.readers.runs import OpenOptions
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import OPS, TAGS
 
@@ -26,11 +25,11 @@ COLLECTIVES = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce",
 
 def found(folder, **options):
     paths = sorted(Path(folder).iterdir())
-    return inspector.find(paths, OpenOptions(**options))
+    return inspector.find(paths, Config(**options))
 
 
 def only_trace(path):
-    (source,) = inspector.find([path], OpenOptions()).sources
+    (source,) = inspector.find([path], Config()).sources
     return source.read()
 
 
@@ -247,7 +246,7 @@ def test_a_file_that_is_not_a_log_is_refused(tmp_path, text, message):
     path = tmp_path / "a.log"
     path.write_text(text)
     with pytest.raises(TraceFileError, match=message):
-        inspector.find([path], OpenOptions()).sources[0].read()
+        inspector.find([path], Config()).sources[0].read()
 
 
 @pytest.mark.parametrize(

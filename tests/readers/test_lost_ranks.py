@@ -9,6 +9,7 @@ import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
 from builders.fault_tools import nobody
+from builders.opened import open_run
 from builders.rank_folders import NAMES, STEP, spoil, write_ranks
 from builders.replay_data import TRIAL, needed
 from builders.shared_data import needs, path_of
@@ -19,7 +20,7 @@ from oracles import directories as oracle
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import MetricsOptions
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.config import Config
 from fastcomm.synthetic import Job, TableJob, write, write_table
 
 H100 = path_of("kineto/h100_qwen/Qwen1.5-0.5B-Chat.json.gz")
@@ -71,8 +72,8 @@ def test_every_rank_of_a_directory_is_in_the_result_skipped_or_in_an_error(
 
 
 def measured(folder, *, keep_going=False):
-    run = open_run(folder, options=OpenOptions(keep_going=keep_going))
-    return compute_metrics(run, MetricsOptions(with_tables=False), keep_going=keep_going)
+    run = open_run(folder, config=Config(keep_going=keep_going))
+    return compute_metrics(run, MetricsOptions(with_tables=False))
 
 
 def check_kept_on(folder, good, bad, world, foreign):
@@ -120,7 +121,7 @@ def test_a_tensorboard_file_without_permission_is_an_error_or_skipped(public):
             f"{bad}: cannot be read: Permission denied"
             in invoke("metrics", folder, code=1).stderr
         )
-        run = open_run(folder, options=OpenOptions(keep_going=True))
+        run = open_run(folder, config=Config(keep_going=True))
     assert run.ranks == tuple(range(1, 8))
     assert [each.path for each in run.skipped] == [str(bad)]
 
@@ -132,7 +133,7 @@ def test_a_directory_that_cannot_be_listed_is_skipped_with_its_path(public):
     locked.mkdir(mode=0)
     with nobody():
         assert f"{locked}: Permission denied" in invoke("metrics", folder, code=1).stderr
-        run = open_run(folder, options=OpenOptions(keep_going=True))
+        run = open_run(folder, config=Config(keep_going=True))
     locked.chmod(0o755)
     assert [each.path for each in run.skipped] == [str(locked)]
 
@@ -196,7 +197,7 @@ def test_a_log_of_the_inspector_that_is_empty_is_an_error_or_skipped(tmp_path):
     (tmp_path / "nccl-1.log").write_text("")
     with pytest.raises(TraceFileError, match=r"nccl-1\.log: cannot be read: the file is empty"):
         open_run(tmp_path)
-    run = open_run(tmp_path, options=OpenOptions(keep_going=True))
+    run = open_run(tmp_path, config=Config(keep_going=True))
     assert run.ranks == (0, 2)
     assert [each.path for each in run.skipped] == [str(tmp_path / "nccl-1.log")]
 
@@ -208,7 +209,7 @@ def test_a_table_that_is_damaged_is_an_error_or_skipped(tmp_path):
     bad.write_bytes(b"PAR1")
     with pytest.raises(TraceFileError, match=r"1/table\.parquet: not a readable Parquet"):
         open_run(tmp_path)
-    run = open_run(tmp_path, options=OpenOptions(keep_going=True))
+    run = open_run(tmp_path, config=Config(keep_going=True))
     assert [each.path for each in run.skipped] == [str(bad)]
 
 

@@ -7,10 +7,11 @@ import shutil
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
+from builders.opened import open_run
 from builders.rank_folders import NAMES, STEP, spoil, write_ranks
 
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.config import Config
 from fastcomm.synthetic import Job, write
 
 
@@ -159,7 +160,7 @@ def test_an_unreadable_rank_has_no_number_where_several_are_possible(folder, bad
         (folder / NAMES[rank]).unlink()
     for rank in bad:
         spoil(folder / NAMES[rank], "empty")
-    run = open_run(folder, options=OpenOptions(keep_going=True))
+    run = open_run(folder, config=Config(keep_going=True))
     assert [each.rank for each in run.skipped] == [None] * len(bad)
     lines = invoke("metrics", folder, "--keep-going", code=3).stdout.splitlines()
     assert lines[0].startswith("6 of 8 ranks")
@@ -179,7 +180,7 @@ def test_a_rank_without_a_complete_step_is_not_measured(tmp_path, part):
     assert "None of the 3 ranks that were measured stands apart" in " ".join(
         done.stdout.split()
     )
-    found = compute_metrics(open_run(tmp_path, options=OpenOptions(allow_truncated=True)))
+    found = compute_metrics(open_run(tmp_path, config=Config(allow_truncated=True)))
     assert (found.ranks, found.measured_ranks) == ((0, 1, 2, 3), (0, 2, 3))
 
 

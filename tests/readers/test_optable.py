@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders.opened import open_run
 from builders.operation_tables import MAPPING, table, write
 from builders.shared_data import path_of, shared
 
@@ -13,7 +14,6 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers import operation_table
 from fastcomm.readers.config import Config
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.readers.tables import STRAGGLER, preset_of, table_mapping
 from fastcomm.synthetic import TableJob, write_table
 from fastcomm.trace.run import RunTraces
@@ -25,7 +25,7 @@ FOLDER = path_of("replay/straggler")
 def found(path, mapping=MAPPING, **changes):
     said = {key: value for key, value in {**mapping, **changes}.items() if value is not None}
     config = Config(table=table_mapping(said, "c.toml"))
-    return operation_table.find([path], OpenOptions(config=config))
+    return operation_table.find([path], config)
 
 
 def metrics(every):
@@ -176,7 +176,7 @@ def test_a_table_without_a_mapping_is_an_error_that_asks_for_one(tmp_path):
     with pytest.raises(
         ConfigError, match=r"columns gpu, begin, .* is unknown. State it in a \[t"
     ):
-        operation_table.find([path], OpenOptions())
+        operation_table.find([path], Config())
 
 
 @pytest.mark.parametrize(
@@ -248,9 +248,7 @@ def test_one_rank_in_two_tables_is_refused(tmp_path):
     with pytest.raises(
         TraceFileError, match=r"two files of rank 0: .*a\.parquet and .*b\.parq"
     ):
-        operation_table.find(
-            paths, OpenOptions(config=Config(table=table_mapping(MAPPING, "c.toml")))
-        )
+        operation_table.find(paths, Config(table=table_mapping(MAPPING, "c.toml")))
 
 
 @pytest.fixture(scope="module")
@@ -261,12 +259,12 @@ def straggler():
 def test_the_published_table_is_known_by_its_columns(straggler):
     assert operation_table.claims(straggler)
     assert preset_of(pq.read_schema(straggler).names) is STRAGGLER
-    every = operation_table.find([straggler], OpenOptions())
+    every = operation_table.find([straggler], Config())
     assert [source.rank for source in every.sources] == list(range(8))
 
 
 def test_published_step_times_are_reproduced(straggler):
-    every = operation_table.find([straggler], OpenOptions())
+    every = operation_table.find([straggler], Config())
     published = json.loads((FOLDER / "result-ST.json").read_text())["step_t_base"]
     spans = {}
     for source in every.sources:
@@ -279,7 +277,7 @@ def test_published_step_times_are_reproduced(straggler):
 
 
 def test_the_published_table_has_groups_by_its_coordinates(straggler):
-    trace = operation_table.find([straggler], OpenOptions()).sources[3].read()
+    trace = operation_table.find([straggler], Config()).sources[3].read()
     groups = {group["name"]: group for group in trace.groups.to_pylist()}
     assert groups["DP stage=1"]["ranks"] == [2, 3]
     assert groups["PP dp_rank=1"]["ranks"] == [1, 3, 5, 7]

@@ -5,17 +5,17 @@ import json
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
+from builders.opened import open_run
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.config import Config, Parallel
-from fastcomm.readers.runs import OpenOptions, open_run
 
 STEP = [k.mark("ProfilerStep#0", 0, 100), k.all_reduce(10, 5)]
 
 
 def ranks(*paths, **options):
-    return open_run(*paths, options=OpenOptions(**options)).ranks
+    return open_run(*paths, config=Config(**options)).ranks
 
 
 def test_a_run_is_a_directory_files_or_a_glob(tmp_path):
@@ -118,7 +118,7 @@ def test_a_directory_without_traces_is_an_error(tmp_path):
 def test_a_grid_that_contradicts_the_world_is_an_error(tmp_path):
     k.write(tmp_path / "rank0.json", STEP, world=8)
     with pytest.raises(FastcommError, match=r"parallelism: .*3"):
-        open_run(tmp_path, options=OpenOptions(config=Config(parallel=Parallel(tp=3))))
+        open_run(tmp_path, config=Config(parallel=Parallel(tp=3)))
 
 
 def test_a_workload_card_lays_out_the_ranks(tmp_path):

@@ -5,11 +5,11 @@ import json
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke as fastcomm
+from builders.opened import open_run
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.patterns import Pattern
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.tags import TagRule
 
 GEMM = "ampere_sgemm_128x64_tn"
@@ -42,13 +42,9 @@ def run(tmp_path):
             if world is None:
                 del document["distributedInfo"]
             (tmp_path / f"rank{rank}.json").write_text(json.dumps(document))
-        config = Config(
-            parallel=Parallel(**options.pop("parallel", {})),
-            tags=options.pop("tags", ()),
-            kernels=options.pop("kernels", ()),
-        )
-        opened = open_run(tmp_path, options=OpenOptions(config=config, **options))
-        return compute_metrics(opened).to_dict()
+        parallel = Parallel(**options.pop("parallel", {}))
+        config = Config(parallel=parallel, **options)
+        return compute_metrics(open_run(tmp_path, config=config)).to_dict()
 
     return measure
 
@@ -284,8 +280,8 @@ def test_a_store_tags_as_its_traces_do(tmp_path):
     ],
 )
 def test_real_traces_have_their_known_tags(kineto, name, sizes, wanted):
-    options = OpenOptions(config=Config(parallel=Parallel(**sizes)))
-    found = compute_metrics(open_run(kineto / name, options=options).only([0]))
+    options = Config(parallel=Parallel(**sizes))
+    found = compute_metrics(open_run(kineto / name, config=options).only([0]))
     assert tags(found.to_dict()) == wanted
 
 

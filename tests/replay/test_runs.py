@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from builders import kineto_text as k
 from builders.examples import fewer
+from builders.opened import open_run
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,6 @@ from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions, ScenarioOptions, Window
 from fastcomm.readers.dpro import inputs, json_files
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.runs import open_run
 from fastcomm.replay import predictions, result, run_graph
 from fastcomm.synthetic import Job, pipeline, write, write_nsys
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from builders.html_page import parsed, tips
+from builders.opened import open_run
 
 from fastcomm.analyses.page import PageResults, results_for_page
 from fastcomm.critical_path.candidates import Candidate
@@ -13,7 +14,6 @@ from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.findings.finding import Evidence, Fix, Sketch
 from fastcomm.options import EditOptions, MetricsOptions, ReportOptions
-from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
 from fastcomm.report.commands import Suggestions
 from fastcomm.report.html import causes

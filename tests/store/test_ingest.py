@@ -11,16 +11,15 @@ import duckdb
 import pytest
 from builders import kineto_text as k
 from builders.commands import contents, invoke
+from builders.opened import open_run
 
 import fastcomm
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.config import Config, Parallel
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.store import read_manifest, to_json, writer
 from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
-from fastcomm.trace.iterations import IterationRule
 
 STEP = [
     k.mark("ProfilerStep#0", 0, 100),
@@ -130,18 +129,18 @@ def test_several_ranks_of_one_report_are_stored_apart(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        OpenOptions(config=Config(parallel=Parallel(tp=3))),
-        OpenOptions(iterations=IterationRule(clock="host", regex="Prof")),
-        OpenOptions(guess_tags=True),
-        OpenOptions(allow_truncated=True),
+        Config(parallel=Parallel(tp=3)),
+        Config(clock="host", iterations="Prof"),
+        Config(guess_tags=True),
+        Config(allow_truncated=True),
     ],
     ids=["parallel", "iterations", "guess", "truncated"],
 )
 def test_ranks_are_read_again_after_options_change(traces, tmp_path, options):
     store = tmp_path / "store"
     ingest(plan([traces], store))
-    assert ingest(plan([traces], store, options=options)).written == (0, 1, 2)
-    assert ingest(plan([traces], store, options=options)).written == ()
+    assert ingest(plan([traces], store, config=options)).written == (0, 1, 2)
+    assert ingest(plan([traces], store, config=options)).written == ()
 
 
 def test_ranks_are_read_again_by_another_release(traces, tmp_path, monkeypatch):
@@ -229,7 +228,7 @@ def test_a_rank_that_became_unreadable_leaves_no_old_file(traces, tmp_path):
     store = tmp_path / "store"
     ingest(plan([traces], store))
     (traces / "rank1.json").write_text('{"traceEvents": [')
-    found = ingest(plan([traces], store), keep_going=True)
+    found = ingest(plan([traces], store, config=Config(keep_going=True)))
     assert found.kept == (0, 2)
     assert not (store / "rank-00001.parquet").exists()
 
@@ -237,7 +236,13 @@ def test_a_rank_that_became_unreadable_leaves_no_old_file(traces, tmp_path):
 def test_skipping_all_ranks_is_an_error(tmp_path):
     (tmp_path / "rank0.json").write_text('{"traceEvents": [')
     with pytest.raises(FastcommError, match="no rank could be read"):
-        ingest(plan([tmp_path / "rank0.json"], tmp_path / "store"), keep_going=True)
+        ingest(
+            plan(
+                [tmp_path / "rank0.json"],
+                tmp_path / "store",
+                config=Config(keep_going=True),
+            )
+        )
 
 
 def test_ingest_can_be_limited_to_ranks(traces, tmp_path):

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from builders import kineto_text as k
 from builders.made_traces import DEVICE, traces
+from builders.opened import open_run
 from builders.stored_runs import STEP, WHOLE, measured, plain, stored, write_run
 from hypothesis import given
 
@@ -25,7 +26,6 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.patterns import Pattern
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.store import COLUMNS, MANIFEST, files
 from fastcomm.store import reader as store_reader
 from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
@@ -124,14 +124,12 @@ def test_two_communication_rows_of_one_event_are_refused(tmp_path):
     "options",
     [
         {},
-        {"config": Config(parallel=Parallel(tp=2))},
-        {"config": Config(parallel=Parallel(dp=4))},
-        {"config": Config(tags=(TagRule(field="ranks", value=(0, 1), tag="CP"),))},
-        {"config": Config(iterations=r"epoch (\d+)")},
+        {"parallel": Parallel(tp=2)},
+        {"parallel": Parallel(dp=4)},
+        {"tags": (TagRule(field="ranks", value=(0, 1), tag="CP"),)},
         {"guess_tags": True},
-        {"iterations": IterationRule(regex=r"epoch (\d+)")},
-        {"iterations": IterationRule(clock="device")},
-        {"iterations": IterationRule(ranges=((3, 10_000, 30_000),))},
+        {"iterations": r"epoch (\d+)"},
+        {"clock": "device"},
     ],
     ids=str,
 )
@@ -145,8 +143,8 @@ def test_a_communicator_is_known_by_its_number_in_a_store_too(tmp_path):
     assert measured(tmp_path / "store") == measured(tmp_path / "reports")
     name = open_run(tmp_path / "store").read(0, "all").groups["name"][0].as_py()
     rule = TagRule(field="communicator", value=int(name, 16), tag="CP")
-    found = measured(tmp_path / "store", config=Config(tags=(rule,)))
-    assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
+    found = measured(tmp_path / "store", tags=(rule,))
+    assert found == measured(tmp_path / "reports", tags=(rule,))
     assert "CP" in found["volume"]
 
 
@@ -156,19 +154,17 @@ def test_a_stream_is_known_by_its_number_in_a_store_too(tmp_path):
     ingest(plan([tmp_path / "reports"], tmp_path / "store"))
     names = open_run(tmp_path / "store").read(0, "all").groups["name"].to_pylist()
     rule = TagRule(field="stream", value=int(names[0].removeprefix("stream ")), tag="CP")
-    found = measured(tmp_path / "store", config=Config(tags=(rule,)))
-    assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
+    found = measured(tmp_path / "store", tags=(rule,))
+    assert found == measured(tmp_path / "reports", tags=(rule,))
 
 
 def test_options_of_the_ingest_apply_to_the_store(run):
-    said = OpenOptions(
-        config=Config(parallel=Parallel(tp=2)), iterations=IterationRule(regex="epoch .*")
-    )
-    ingest(plan([run / "traces"], run / "tp", options=said))
+    stated = {"parallel": Parallel(tp=2), "iterations": "epoch .*"}
+    ingest(plan([run / "traces"], run / "tp", config=Config(**stated)))
     found = measured(run / "tp")
-    assert found == measured(run / "traces", config=said.config, iterations=said.iterations)
+    assert found == measured(run / "traces", **stated)
     assert set(found["volume"]) == {"TP"}
-    later = measured(run / "tp", config=Config(parallel=Parallel(pp=2)))
+    later = measured(run / "tp", parallel=Parallel(pp=2))
     assert set(later["volume"]) == {"DP"}
     assert later["iteration"] == found["iteration"]
 
@@ -180,20 +176,20 @@ def test_outdated_warnings_are_removed(tmp_path):
     ingest(plan([tmp_path / "traces"], tmp_path / "store"))
     trace = open_run(tmp_path / "store").read(0, "all")
     assert any("no iteration marks" in note for note in trace.meta.warnings)
-    options = OpenOptions(iterations=IterationRule(regex="round"))
-    trace = open_run(tmp_path / "store", options=options).read(0, "all")
+    options = Config(iterations="round")
+    trace = open_run(tmp_path / "store", config=options).read(0, "all")
     assert trace.meta.warnings == ()
     assert trace.iterations.num_rows == 2
 
 
 def test_kernel_patterns_apply_only_at_ingest(run):
     patterns = (Pattern(regex="gemm", library="user", op="AllReduce"),)
-    options = OpenOptions(config=Config(kernels=patterns))
-    opened = open_run(run / "store", options=options)
+    options = Config(kernels=patterns)
+    opened = open_run(run / "store", config=options)
     with pytest.raises(TraceFileError, match=r"rank-00000.*gemm.*ingest the traces again"):
         opened.read(0)
-    ingest(plan([run / "traces"], run / "own", options=options))
-    opened = open_run(run / "own", options=options)
+    ingest(plan([run / "traces"], run / "own", config=options))
+    opened = open_run(run / "own", config=options)
     assert opened.read(0).comm.num_rows == 2
 
 

@@ -12,12 +12,12 @@ import pytest
 from builders import kineto_text as k
 from builders.commands import contents, invoke
 from builders.fault_tools import agree
+from builders.opened import open_run
 from builders.stored_runs import as_first_layout
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers.runs import open_run
 from fastcomm.store import writer
 from fastcomm.store.files import LOCK, locked
 

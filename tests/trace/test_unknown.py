@@ -4,6 +4,7 @@ import json
 
 import pytest
 from builders import kineto_text as k
+from builders.opened import open_run
 from builders.places import SCHEMAS
 from builders.same import same
 
@@ -12,7 +13,6 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto.categories import CATEGORIES, unknown_categories
 from fastcomm.readers.kineto.reader import read
-from fastcomm.readers.runs import open_run
 from fastcomm.trace.run import warnings_of_run
 from fastcomm.trace.schema import KINDS
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError, shell_joined
 from fastcomm.files import is_local
-from fastcomm.readers import OpenOptions, RankSources
+from fastcomm.readers import RankSources
+from fastcomm.readers.config import Config
 from fastcomm.trace.schema import OPS
 from fastcomm_kernels.arrays import NULL, Flags, Ints, Numbers
 
@@ -373,9 +374,9 @@ def _folders(path: Path) -> list[Path]:
         return []
 
 
-def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
+def find(paths: Sequence[Path], config: Config) -> RankSources:
     """Raise TraceFileError: trials and uniform traces are no traces of a profiler."""
-    del options
+    del config
     raise trial_error(paths[0], "stats")
 
 

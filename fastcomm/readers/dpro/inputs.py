@@ -178,20 +178,18 @@ def pid(rank: int) -> str:
     return f"host0.rank{rank}"
 
 
-def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
+def converted(run: RunTraces) -> UniformRun:
     """Convert a run to a uniform trace, with aligned clocks.
 
     Parameters
     ----------
     run
-        The run.
-    keep_going
-        Skip ranks that cannot be read, and report them in `read`.
+        The run. If it goes on, ranks that cannot be read are in `read`.
 
     Raises
     ------
     FastcommError
-        If a rank cannot be read; with `keep_going`, if no rank can be read.
+        If a rank cannot be read; of a run that goes on, if none can.
 
     """
     events: list[Event] = []
@@ -199,7 +197,7 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
     warnings: list[str] = []
     metas: list[Meta] = []
     steps: list[tuple[int, ...]] = []
-    for trace in _readable(run, skipped, keep_going=keep_going):
+    for trace in _readable(run, skipped):
         metas.append(trace.meta)
         ends.append(clocks.ends(trace))
         own = list(operations(trace))
@@ -229,15 +227,13 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
     )
 
 
-def _readable(
-    run: RunTraces, skipped: list[SkippedRank], *, keep_going: bool
-) -> Iterator[Trace]:
-    """Yield the trace of each rank; with `keep_going`, add unreadable ranks to `skipped`."""
+def _readable(run: RunTraces, skipped: list[SkippedRank]) -> Iterator[Trace]:
+    """Yield the trace of each rank; a run that goes on adds unreadable ones to `skipped`."""
     for source in run.sources:
         try:
             trace = source.read("all")
         except FastcommError as error:
-            if not keep_going or len(run.sources) == 1:
+            if not run.keep_going or len(run.sources) == 1:
                 raise
             path = str(source.path)
             skipped.append(SkippedRank(rank=source.rank, path=path, error=str(error)))
@@ -323,9 +319,9 @@ class Input:
         return None if self.trial is None else self.trial.topology
 
 
-def of_run(run: RunTraces, *, keep_going: bool = False) -> Input:
+def of_run(run: RunTraces) -> Input:
     """Read the traces of a run as a uniform trace."""
-    run_trace = converted(run, keep_going=keep_going)
+    run_trace = converted(run)
     return Input(
         trace=run_trace.trace,
         warnings=run_trace.warnings,

@@ -18,7 +18,6 @@ import orjson
 from fastcomm.errors import TraceFileError, inert, shell_joined
 from fastcomm.readers import (
     NAME_PATTERNS,
-    OpenOptions,
     RankReader,
     RankSources,
     agreed_world,
@@ -27,6 +26,7 @@ from fastcomm.readers import (
     unpack,
 )
 from fastcomm.readers.assembly import TraceOptions
+from fastcomm.readers.config import Config
 from fastcomm.readers.kineto import envelope, programs
 from fastcomm.readers.kineto.categories import CATEGORIES, has_device_work
 from fastcomm.readers.kineto.devices import ProcessDevice, ranks_of
@@ -266,26 +266,25 @@ def _may_be_trace(path: Path) -> bool:
     )
 
 
-def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
+def find(paths: Sequence[Path], config: Config) -> RankSources:
     """Find the rank of each file: from its contents, else its name, else 0 for a single file.
 
     Parameters
     ----------
     paths
         Files of one run.
-    options
-        With `keep_going`, unreadable files are skipped.
+    config
+        Says whether unreadable files are skipped.
 
     Raises
     ------
     TraceFileError
-        If a rank is unknown, or two files have one rank; with `keep_going`, if no file is
-        readable.
+        If a rank is unknown, two files have one rank, or no file is readable.
 
     """
     if len(paths) == 1:
-        return _alone(paths[0], options)
-    ranks, unknown, skipped = _by_rank(paths, options)
+        return _alone(paths[0], config)
+    ranks, unknown, skipped = _by_rank(paths, config)
     if not ranks:
         workers = list(islice(filter(has_device_work, unknown), 2))
         if skipped:
@@ -296,17 +295,15 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
                 "profiler's schedule), pass one of them"
             )
         others = [path for path in unknown if path not in workers]
-        return replace(_alone(workers[0], options), warnings=_not_read(others, _NO_WORK))
+        return replace(_alone(workers[0], config), warnings=_not_read(others, _NO_WORK))
     world = agreed_world({path: _stated(path).world_size for path in ranks.values()}, ranks)
     is_host_run = all(_stated(path).is_on_host for path in ranks.values())
     is_whole = world is not None and len(ranks) == world
     for path in unknown:
         if not is_whole and (is_host_run or has_device_work(path)):
-            if not options.keep_going:
-                raise _no_rank(path)
-            skipped.append(SkippedRank(rank=None, path=str(path), error=str(_no_rank(path))))
+            skipped.append(config.skipped(path, _no_rank(path)))
     others = [path for path in unknown if str(path) not in {file.path for file in skipped}]
-    reading = options.reading(world, ranks)
+    reading = config.reading(world, ranks)
     assigned = assign(ranks, reading) if is_host_run else {}
     return RankSources(
         sources=tuple(
@@ -329,26 +326,24 @@ def _not_read(paths: Iterable[Path], reason: str) -> tuple[str, ...]:
     )
 
 
-def _alone(path: Path, options: OpenOptions) -> RankSources:
+def _alone(path: Path, config: Config) -> RankSources:
     """Return the rank of the only file, 0 if its beginning and name do not tell."""
     start = peek(path)
     _check(path, start)
     # It may state its rank behind the events, which only reading it tells.
     rank = start.rank if start.rank is not None else rank_from_name(path.name)
     world = agreed_world({path: start.world_size}, {rank or 0: path})
-    reading = options.reading(world, (rank or 0,))
-    if not options.by_beginnings and (devices := find_devices(path, reading)):
-        return _of_devices(path, devices, options)
+    reading = config.reading(world, (rank or 0,))
+    if not config.by_beginnings and (devices := find_devices(path, reading)):
+        return _of_devices(path, devices, config)
     return RankSources(sources=(_source(path, rank or 0, reading, rank),), world_size=world)
 
 
-def _of_devices(
-    path: Path, devices: Sequence[ProcessDevice], options: OpenOptions
-) -> RankSources:
+def _of_devices(path: Path, devices: Sequence[ProcessDevice], config: Config) -> RankSources:
     """Return a rank for each device of a file."""
     ranks, warnings = ranks_of(devices)
     world = max(len(devices), max(ranks) + 1, _stated_world(path, devices))
-    reading = options.reading(world, ranks)
+    reading = config.reading(world, ranks)
     of_rank = dict(zip(ranks, devices, strict=True))
     return RankSources(
         sources=tuple(
@@ -382,7 +377,7 @@ def _source(
 
 
 def _by_rank(
-    paths: Sequence[Path], options: OpenOptions
+    paths: Sequence[Path], config: Config
 ) -> tuple[dict[int, Path], list[Path], list[SkippedRank]]:
     """Return the file of each rank, files of unknown rank, and skipped files."""
     files: dict[int, list[Path]] = {}
@@ -395,9 +390,7 @@ def _by_rank(
             if start.kind == "damaged":
                 raise TraceFileError(f"{path}: cannot be read: {start.error}")
         except TraceFileError as error:
-            if not options.keep_going:
-                raise
-            skipped.append(SkippedRank(rank=_rank(path), path=str(path), error=str(error)))
+            skipped.append(config.skipped(path, error, _rank(path)))
             continue
         rank = _rank(path)
         if rank is None:

@@ -14,7 +14,8 @@ from fastcomm.readers.nsys.schema import EXPORT, MAGIC, NVTX, STRINGS, SUFFIXES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastcomm.readers import OpenOptions, RankSources
+    from fastcomm.readers import RankSources
+    from fastcomm.readers.config import Config
 
 # Names of SQLite exports.
 _FILES = (".sqlite", ".sqlite3", ".db")
@@ -45,15 +46,15 @@ def is_damaged(_: Path) -> bool:
     return False
 
 
-def find(paths: Sequence[Path], options: "OpenOptions") -> "RankSources":
+def find(paths: Sequence[Path], config: "Config") -> "RankSources":
     """Find the ranks of the exports, with the communicators of each rank.
 
     Parameters
     ----------
     paths
         Exports of one run; an export may hold several ranks, one per process.
-    options
-        What the caller stated about the run, such as the ranks of files.
+    config
+        What the user states about the run, such as the ranks of files.
 
     Returns
     -------
@@ -68,7 +69,7 @@ def find(paths: Sequence[Path], options: "OpenOptions") -> "RankSources":
     """
     from fastcomm.readers.nsys import ranks
 
-    return ranks.find(paths, options)
+    return ranks.find(paths, config)
 
 
 def project(path: Path, process: int | None = None) -> "pa.Table":

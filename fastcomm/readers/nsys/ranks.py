@@ -14,8 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import Lines, TraceFileError
-from fastcomm.readers import OpenOptions, RankReader, RankSources, rank_from_name
+from fastcomm.readers import RankReader, RankSources, rank_from_name
 from fastcomm.readers.assembly import TraceOptions, assemble
+from fastcomm.readers.config import Config
 from fastcomm.readers.nsys import communicators, schema
 from fastcomm.readers.nsys import report as nsys_report
 from fastcomm.readers.nsys.collectives import find_collectives, launch_points
@@ -120,7 +121,7 @@ class _Peek:
     sizes: int  # number of NCCL ranges with a size
 
 
-def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
+def find(paths: Sequence[Path], config: Config) -> RankSources:
     """Find the ranks of the reports, with the communicators of each rank.
 
     `fastcomm.readers.nsys.find` documents parameters and errors.
@@ -133,16 +134,16 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
         number: CommunicatorRecords() if member.device is not None else member.records
         for number, member in enumerate(members)
     }
-    rank_of, notes = _ranks(members, records, options.config.ranks)
+    rank_of, notes = _ranks(members, records, config.ranks)
     world = communicators.world_size(records.values())
     if any(member.device is not None for member in members):
         world = len(members)
     if world is None:
-        world = options.world
+        world = config.world
     elif max(rank_of.values()) >= world:
         world = None
     joined = communicators.join(records, rank_of, world)
-    reading = options.reading(world, rank_of.values())
+    reading = config.reading(world, rank_of.values())
     sources = [
         _source(
             member.path,

@@ -10,22 +10,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import (
     NAME_PATTERNS,
-    OpenOptions,
     RankReader,
     RankSources,
     add_rank,
     agreed_world,
     rank_from_name,
 )
+from fastcomm.readers.config import Config
 from fastcomm.readers.kineto.categories import METRICS
 from fastcomm.readers.perfetto.packets import SIGN, read_packets
 from fastcomm.readers.perfetto.reader import distributed, read, stated_rank
 from fastcomm.readers.stream import CutShortError, blocks
-from fastcomm.trace.run import SkippedRank
+
+if TYPE_CHECKING:
+    from fastcomm.trace.run import SkippedRank
 
 SUFFIXES = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
 _HEAD = 1 << 12
@@ -86,7 +89,7 @@ def is_damaged(path: Path) -> bool:
     return False
 
 
-def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
+def find(paths: Sequence[Path], config: Config) -> RankSources:
     """Find the rank of each file: from its name, else from its collectives.
 
     Files of rocprofv3 state none: their ranks are numbered in the order of their processes.
@@ -95,14 +98,13 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     ----------
     paths
         Files of one run.
-    options
-        With `keep_going`, unreadable files are skipped.
+    config
+        Says whether unreadable files are skipped.
 
     Raises
     ------
     TraceFileError
-        If a rank is unknown, or two files have one rank; with `keep_going`, if no file is
-        readable.
+        If a rank is unknown, two files have one rank, or no file is readable.
 
     """
     ranks: dict[int, Path] = {}
@@ -114,15 +116,13 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
             if rank is None and len(paths) > 1:
                 raise TraceFileError(peek(path).error or _no_rank(path))
         except TraceFileError as error:
-            if not options.keep_going:
-                raise
-            skipped.append(SkippedRank(rank=None, path=str(path), error=str(error)))
+            skipped.append(config.skipped(path, error))
             continue
         add_rank(ranks, rank or 0, path)
     if not ranks:
         raise TraceFileError(f"no rank could be read: {skipped[0].error}")
     world = agreed_world({path: peek(path).world_size for path in ranks.values()}, ranks)
-    reading = options.reading(world, ranks)
+    reading = config.reading(world, ranks)
     sources = tuple(
         RankReader(read, path, reading, (rank,), may_have_shapes=True).source(rank)
         for rank, path in sorted(ranks.items())

@@ -10,6 +10,7 @@ import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
 from builders.iteration_traces import STEPS, WORK
+from builders.opened import open_run
 from builders.places import RECORDED
 
 import fastcomm
@@ -17,8 +18,8 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.assembly import TraceOptions
+from fastcomm.readers.config import Config
 from fastcomm.readers.kineto import reader
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.iterations import IterationRule
 
 
@@ -304,7 +305,7 @@ def test_a_step_with_missing_device_work_is_incomplete(tmp_path):
 
 def test_a_truncated_trace_has_the_metrics_of_its_complete_steps(tmp_path):
     path = cut(tmp_path, paired(), '"2.2.')
-    run = open_run(path, options=OpenOptions(allow_truncated=True))
+    run = open_run(path, config=Config(allow_truncated=True))
     found = compute_metrics(run).to_dict()
     path = k.write(tmp_path / "rank0.json", paired())
     whole = compute_metrics(open_run(path), MetricsOptions(steps=[0, 1])).to_dict()

@@ -9,7 +9,8 @@ import pytest
 from builders import kineto_text as k
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.config import Config
+from fastcomm.readers.runs import open_run
 
 WORK = [
     k.mark("ProfilerStep#1", 0, 100),
@@ -106,7 +107,7 @@ def test_a_trace_with_work_may_be_a_missing_rank_and_is_an_error(tmp_path, work)
     write_without(tmp_path / "host_17.pt.trace.json", [*HOST, *work])
     with pytest.raises(TraceFileError, match="cannot determine the rank"):
         open_run(tmp_path)
-    run = open_run(tmp_path, options=OpenOptions(keep_going=True))
+    run = open_run(tmp_path, config=Config(keep_going=True))
     assert (run.ranks, run.skipped[0].rank) == ((0, 1), 2)
 
 

@@ -6,6 +6,7 @@ from math import prod
 import pytest
 from builders import kineto_text as k
 from builders.examples import fewer
+from builders.opened import open_run
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import kineto as oracle_kineto
@@ -14,7 +15,6 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto.reader import read
 from fastcomm.readers.kineto.sizes import OPERATORS, PREFIXES
-from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import OPS
 
 STEP = k.mark("ProfilerStep#3", 0, 1000)

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from builders import kineto_text as k
 from builders.fault_tools import agree
+from builders.opened import open_run
 from click.testing import CliRunner
 
 from fastcomm.analyses.compare import compare
@@ -15,9 +16,8 @@ from fastcomm.cli import main
 from fastcomm.critical_path.analysis import analyze
 from fastcomm.errors import TraceFileError
 from fastcomm.options import MetricsOptions
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.config import Config
 from fastcomm.store import ABOUT
-from fastcomm.trace.iterations import IterationRule
 
 NEVER_LAUNCHED = k.kernel("warm-up", 2, 3)
 # The host is 30 us ahead: of step 1 nothing runs inside its mark, of step 2 one kernel.
@@ -33,13 +33,13 @@ AHEAD = [
 UNLAUNCHED = [event for event in AHEAD if event["cat"] != "cuda_runtime"]
 
 
-def opened(path, clock="auto", **words):
-    options = OpenOptions(iterations=IterationRule(clock=clock), **words)
-    return open_run(path, options=options)
+def opened(path, clock="auto", workers=1, **words):
+    options = Config(clock=clock, **words)
+    return open_run(path, config=options, workers=workers)
 
 
 def measured(path, clock="auto", workers=1, **words):
-    return compute_metrics(opened(path, clock), MetricsOptions(**words), workers=workers)
+    return compute_metrics(opened(path, clock, workers), MetricsOptions(**words))
 
 
 def run_of(folder, *ranks):
@@ -154,7 +154,7 @@ def test_graphs_are_built_of_the_hosts_windows(ahead):
 
 @pytest.fixture
 def store(ahead, tmp_path):
-    ingest(plan([ahead], tmp_path / "store", options=OpenOptions()))
+    ingest(plan([ahead], tmp_path / "store", config=Config()))
     return tmp_path / "store"
 
 
@@ -171,7 +171,7 @@ def test_a_store_supports_both_clocks(ahead, store, clock):
 
 def test_a_store_without_launches_uses_the_host_clock_with_a_warning(tmp_path):
     folder = run_of(tmp_path / "run", UNLAUNCHED)
-    ingest(plan([folder], tmp_path / "store", options=OpenOptions()))
+    ingest(plan([folder], tmp_path / "store", config=Config()))
     found, wanted = measured(tmp_path / "store"), measured(folder)
     assert numbers(found) == numbers(wanted)
     assert found.warnings == wanted.warnings
@@ -180,8 +180,8 @@ def test_a_store_without_launches_uses_the_host_clock_with_a_warning(tmp_path):
 
 
 def test_a_store_ingested_on_the_host_clock_keeps_it_by_default(ahead, tmp_path):
-    by_host = OpenOptions(iterations=IterationRule(clock="host"))
-    ingest(plan([ahead], tmp_path / "store", options=by_host))
+    by_host = Config(clock="host")
+    ingest(plan([ahead], tmp_path / "store", config=by_host))
     assert measured(tmp_path / "store").iteration_clock == "host"
     assert numbers(measured(tmp_path / "store", "device")) == numbers(measured(ahead))
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builders.nsys_report import SMALL
+from builders.opened import open_run
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, NsysVariant, write_nsys
 
 KERNEL, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"

@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 import pyarrow as pa
 import pytest
+from builders.opened import open_run
 from builders.same import same
 from builders.synthetic_truth import truth
 
@@ -15,7 +16,6 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.config import Config, Parallel
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, NsysVariant, Variant, write, write_nsys
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES, TAGS
@@ -34,12 +34,12 @@ OWN_WORDS = ("iterations_found_by", "groups", "warnings", "idle_evidence", "gpus
 
 def grid(job):
     sizes = {name: getattr(job, name) for name in ("tp", "pp", "dp", "ep")}
-    return OpenOptions(config=Config(parallel=Parallel(**sizes)))
+    return Config(parallel=Parallel(**sizes))
 
 
 def opened(path, job=SMALL, clock="auto"):
     options = replace(grid(job), iterations=IterationRule(clock=clock))
-    run = open_run(path, options=options)
+    run = open_run(path, config=options)
     return run.only(SOME) if job is SMALL else run
 
 
@@ -182,8 +182,8 @@ def test_before_2_25_no_payload_has_a_communicator_and_streams_can_be_tagged(tmp
     assert any("sizes but no communicator" in text for text in found.warnings)
     assert set(found.volume) == {"OTHER"}
     rule = TagRule(field="stream", value=20, tag="TP")
-    options = OpenOptions(config=Config(tags=(rule,)))
-    trace = open_run(tmp_path, options=options).read(0)
+    options = Config(tags=(rule,))
+    trace = open_run(tmp_path, config=options).read(0)
     tagged = {(row["stream"], TAGS[row["tag"]]) for row in trace.comm.to_pylist()}
     assert (20, "TP") in tagged
     assert {tag for stream, tag in tagged if stream != 20} == {"OTHER"}
@@ -220,7 +220,7 @@ def test_ids_above_2_to_the_63_are_exact(reports):
     high = [name for name in names if int(name, 16) >= 2**63]
     assert high
     rule = TagRule(field="communicator", value=int(high[0], 16), tag="CP")
-    found = open_run(reports, options=OpenOptions(config=Config(tags=(rule,))))
+    found = open_run(reports, config=Config(tags=(rule,)))
     groups = [group for rank in SOME for group in found.read(rank).groups.to_pylist()]
     tagged = [group["name"] for group in groups if group["tag"] == TAGS.index("CP")]
     assert set(tagged) == {high[0]}
@@ -264,8 +264,8 @@ def test_ranks_from_the_configuration_take_precedence(tmp_path):
     )
     from fastcomm.readers import config
 
-    options = OpenOptions(config=config.read(tmp_path / "ranks.toml"))
-    run = open_run(tmp_path, options=options)
+    options = config.read(tmp_path / "ranks.toml")
+    run = open_run(tmp_path, config=options)
     assert run.ranks == tuple(range(8))
     assert not any("a guess" in text for text in run.warnings)
     assert run.read(0).comm["start"].equals(guessed.read(3).comm["start"])
@@ -399,7 +399,7 @@ def test_clocks_of_reports_are_compared_by_their_collectives(tmp_path):
     write_nsys(
         SMALL, tmp_path / "run", per_report=2, variant=NsysVariant(clock_skew_ns={1: skew})
     )
-    found = ingest(plan([tmp_path / "run"], tmp_path / "store", options=grid(SMALL)))
+    found = ingest(plan([tmp_path / "run"], tmp_path / "store", config=grid(SMALL)))
     notes = {entry.rank: entry.clock_note for entry in found.manifest.ranks}
     for rank, note in notes.items():
         assert note is not None

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+from builders.opened import open_run
 from builders.shared_data import shared
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers import nsys as reader
-from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import KIND, OPS
 
 

@@ -7,9 +7,9 @@ from contextlib import closing
 import pytest
 from builders.commands import invoke
 from builders.nsys_report import COPY, KERNEL, NVTX, RUNTIME, SMALL
+from builders.opened import open_run
 
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import write_nsys
 
 

@@ -18,7 +18,7 @@ from fastcomm.readers.detection import format_of
 from fastcomm.readers.kineto import categories
 from fastcomm.readers.kineto.categories import EVERYTHING, METRICS
 from fastcomm.readers.perfetto import begins_trace, peek, reader
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import KINDS, OPS
 from fastcomm_kernels.arrays import NULL
 
@@ -265,7 +265,7 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path, name, file):
 def test_a_truncated_file_can_be_read_up_to_its_end(tmp_path):
     path = tmp_path / "rank0.pftrace"
     path.write_bytes(a_rank()[:-40])
-    run = open_run(path, options=OpenOptions(allow_truncated=True))
+    run = open_run(path, config=Config(allow_truncated=True))
     assert run.read(0).meta.is_truncated
 
 

@@ -1,0 +1,16 @@
+"""Open a run for an analysis, by options of how it is opened."""
+
+from pathlib import Path
+
+from fastcomm.analyses.workers import executor_of
+from fastcomm.executors import Executor
+from fastcomm.executors.opened import OpenedRun
+from fastcomm.readers import runs
+from fastcomm.readers.config import Config
+
+
+def open_run(
+    *paths: str | Path, config: Config | None = None, workers: int | Executor = 1
+) -> OpenedRun:
+    """Return the run at paths, whose ranks processes or an executor read."""
+    return OpenedRun.of(runs.open_run(*paths, config=config), executor_of(workers))
