@@ -21,7 +21,8 @@ from fastcomm.readers.config import Config
 from fastcomm.synthetic import Job, write
 from fastcomm.synthetic.nsys import write_nsys
 from fastcomm.trace.parallel import ORDERS
-from fastcomm.trace.schema import KIND, OPS, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import KIND, OPS
 from fastcomm.trace.tags import RULE_FIELDS
 
 REFRESH = "`make pages` updates it"

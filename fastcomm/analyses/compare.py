@@ -20,6 +20,7 @@ from fastcomm.analyses.changes import (
 from fastcomm.checks import check_type, invalid_value
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.result import Result
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import (
     SkippedRank,
     absent,
@@ -28,7 +29,6 @@ from fastcomm.trace.run import (
     ranks_words,
     skipped_lines,
 )
-from fastcomm.trace.schema import TAGS
 from fastcomm.units import counted, format_ns, format_signed_ns, plural
 
 if TYPE_CHECKING:

@@ -30,8 +30,9 @@ from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings.finding import Finding, ShownEvents
 from fastcomm.metrics.result import Metrics
+from fastcomm.trace.parallelisms import TAG, TAGS
 from fastcomm.trace.run import named_ranks
-from fastcomm.trace.schema import OP, TAG, TAGS
+from fastcomm.trace.schema import OP
 from fastcomm_kernels.arrays import NULL, Ints
 
 if TYPE_CHECKING:  # slow imports, and a report of a run has no replay

@@ -17,7 +17,8 @@ from fastcomm.metrics.matching import Clocks, match_events
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.view import COMPUTE, COPY, MASKS, tag_bit
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import KIND, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NULL, Ints

@@ -30,7 +30,8 @@ from fastcomm.readers.execution_traces import (
     ChakraNode,
     ChakraTrace,
 )
-from fastcomm.trace.schema import OP, TAG
+from fastcomm.trace.parallelisms import TAG
+from fastcomm.trace.schema import OP
 from fastcomm.units import counted, format_ns
 from fastcomm_kernels import graph as kernels
 from fastcomm_kernels.arrays import NONE, Flags, Ints

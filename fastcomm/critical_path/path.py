@@ -26,7 +26,8 @@ from fastcomm.critical_path.rules import (
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.exchange.instances import Instances
 from fastcomm.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Flags, Ints, Numbers
 

@@ -20,7 +20,8 @@ from fastcomm.idle.causes import LOADING
 from fastcomm.regexes import is_match
 from fastcomm.trace.columns import filled, first_seen, text_codes
 from fastcomm.trace.events import lane_streams
-from fastcomm.trace.schema import KINDS, OPS, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import KINDS, OPS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints, Numbers

@@ -16,18 +16,13 @@ from fastcomm.graph.edits import Edit, conditions, folded
 from fastcomm.regexes import matches
 from fastcomm.trace.bytes import op_of_collective
 from fastcomm.trace.columns import filled
+from fastcomm.trace.parallelisms import PARALLELISMS
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OPS
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
 # Other names of parallelisms.
-_PARALLELISMS = {
-    "tensor": "tp",
-    "data": "dp",
-    "pipeline": "pp",
-    "expert": "ep",
-    "context": "cp",
-}
+_OTHER_NAMES = {row.other_name: row.tag.lower() for row in PARALLELISMS if row.other_name}
 
 
 class Selectable(Protocol):
@@ -108,7 +103,7 @@ def _values(key: str, value: str, present: Sequence[str], target: str) -> set[st
         chosen = {value[1:-1]} & set(present)
     else:
         names = {folded(value), *_number_range(value)}
-        names |= {_PARALLELISMS[name] for name in names & set(_PARALLELISMS)}
+        names |= {_OTHER_NAMES[name] for name in names & set(_OTHER_NAMES)}
         if key == "op" and (op := op_of_collective(value)) is not None:
             names |= {folded(OPS[op])} - {"other"}
         chosen = {text for text in present if folded(text) in names}

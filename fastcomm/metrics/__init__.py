@@ -21,8 +21,9 @@ from fastcomm.metrics.view import Stack, View
 from fastcomm.options import ByteKind
 from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.iterations import NO_MARKS, WHOLE
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import ranges, warnings_of_ranks, warnings_of_run
-from fastcomm.trace.schema import TAG_SOURCES, TAGS
+from fastcomm.trace.schema import TAG_SOURCES
 from fastcomm.trace.trace import MISSING_DATA, Trace
 from fastcomm_kernels.arrays import NONE, Ints
 

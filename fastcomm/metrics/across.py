@@ -36,8 +36,8 @@ from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.options import ClockAlignment
 from fastcomm.trace.columns import filled, table_of
+from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.run import Spread, named_ranks, ranges
-from fastcomm.trace.schema import TAG
 from fastcomm.trace.trace import SMALL
 from fastcomm.units import plural
 

@@ -16,7 +16,7 @@ from fastcomm.metrics import spill_files
 from fastcomm.metrics.outliers import lower_median
 from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
 from fastcomm.trace.columns import Groups, percentile
-from fastcomm.trace.schema import TAGS
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Floats, Ints
 

@@ -59,8 +59,9 @@ from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
 from fastcomm.options import ByteKind, ClockAlignment
 from fastcomm.trace.columns import table_of
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import SkippedRank, Spread, agreed_size, expected_ranks, one_by_one
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.schema import OPS
 
 
 def compute(  # noqa: PLR0913 - one keyword per choice

@@ -16,7 +16,8 @@ from fastcomm.metrics.matching import ExpectedTransfer, RankComparison
 from fastcomm.metrics.outliers import above_peers
 from fastcomm.metrics.skew import LABEL, Transfers
 from fastcomm.trace.columns import alike, members, sums
-from fastcomm.trace.schema import OP, OPS, TAG, TAGS
+from fastcomm.trace.parallelisms import TAG, TAGS
+from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels.arrays import Floats, Ints
 
 Label = int

@@ -30,7 +30,8 @@ from fastcomm.metrics.nodes import (
 from fastcomm.metrics.spill_files import NS
 from fastcomm.metrics.view import View
 from fastcomm.trace.columns import alike, filled, lookup, nullable, sums
-from fastcomm.trace.schema import OP, OPS, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels.arrays import NONE, NULL, Floats, Ints
 
 MOST_PAIRS = 64  # of nodes in a result; the table has all

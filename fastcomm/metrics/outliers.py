@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import TAGS
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
 HeatRows = tuple[tuple[int | None, ...], ...]

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from fastcomm.exchange.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.trace.columns import alike, members, percentile, sums
-from fastcomm.trace.schema import OP, OPS, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 NO_PAIR = (-1, -1)  # of collectives, which are no messages

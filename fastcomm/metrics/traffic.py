@@ -16,7 +16,8 @@ from fastcomm.metrics.skew import Wait
 from fastcomm.metrics.spill_files import NS, rate
 from fastcomm.metrics.view import View
 from fastcomm.trace.columns import Groups, filled, nullable
-from fastcomm.trace.schema import OP, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import OP
 from fastcomm_kernels.arrays import NULL, Floats
 
 # Columns that are added up over ranks. *Rated* events have known bytes and a duration.

@@ -15,7 +15,8 @@ from fastcomm.idle.causes import CAUSES
 from fastcomm.options import ByteKind
 from fastcomm.trace.columns import filled
 from fastcomm.trace.iterations import are_numbered
-from fastcomm.trace.schema import KIND, NARROW, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import KIND, NARROW
 from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints

@@ -31,7 +31,8 @@ from fastcomm.trace.iterations import (
     why_not_on_device_clock,
     without_cut_end,
 )
-from fastcomm.trace.schema import ARGS, TAG, TEXT_ARGS
+from fastcomm.trace.parallelisms import TAG
+from fastcomm.trace.schema import ARGS, TEXT_ARGS
 from fastcomm.trace.tags import ProcessGroup, Tagged, TagRules
 from fastcomm.trace.trace import NO_DEVICE, Meta, Trace
 from fastcomm_kernels.arrays import NULL

@@ -18,8 +18,9 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.patterns import Pattern
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallel import DEFAULT_ORDER, ORDERS, Grid, dimensions_of
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import SkippedRank
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.schema import OPS
 from fastcomm.trace.tags import RULE_FIELDS, TagRule, TagRules
 from fastcomm.units import parse_bandwidth
 

@@ -21,7 +21,8 @@ from fastcomm import arrow_files, files
 from fastcomm.checks import check_keys, choice, refuse
 from fastcomm.errors import ConfigError, TraceFileError, is_utf8
 from fastcomm.readers.stream import CutShortError, blocks
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import OPS
 from fastcomm.units import TIME_UNITS
 from fastcomm_kernels.arrays import Ints
 

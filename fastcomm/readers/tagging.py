@@ -17,7 +17,8 @@ from fastcomm.readers.kernel_names import Named
 from fastcomm.trace.columns import alike
 from fastcomm.trace.events import Events
 from fastcomm.trace.parallel import Grid
-from fastcomm.trace.schema import OPS, TAG, TAG_SOURCES
+from fastcomm.trace.parallelisms import TAG
+from fastcomm.trace.schema import OPS, TAG_SOURCES
 from fastcomm.trace.tags import (
     CHANGED_NOTHING,
     WORLD,

@@ -8,7 +8,7 @@ from rich.markup import escape
 from fastcomm.metrics.across import Across
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.console import TerminalTable, na, percent, table
-from fastcomm.trace.schema import TAGS
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
 
 _MOST_ROWS = 8

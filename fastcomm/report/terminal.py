@@ -26,8 +26,8 @@ from fastcomm.report.console import (
     say,
     table,
 )
+from fastcomm.trace.parallelisms import LOOKS, TAGS
 from fastcomm.trace.run import ranks_words
-from fastcomm.trace.schema import TAGS
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
 
 _BAR = 96
@@ -39,12 +39,7 @@ _MOST_LINES = 3  # of a warning
 _SKIPPED, _WARNING = "[red]skipped:[/]", "[yellow]warning:[/]"
 _COLORS = {
     "compute": "green",
-    "exposed_DP": "blue",
-    "exposed_TP": "red",
-    "exposed_PP": "magenta",
-    "exposed_EP": "yellow",
-    "exposed_CP": "cyan",
-    "exposed_OTHER": "bright_red",
+    **{f"exposed_{tag}": look.terminal for tag, look in LOOKS.items()},
     "exposed_mixed": "bright_magenta",
     "memcpy": "bright_blue",
     "idle": "bright_black",

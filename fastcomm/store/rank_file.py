@@ -20,6 +20,7 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.store import small_tables
 from fastcomm.store.files import check_provenance, over, reapplied, restored
 from fastcomm.trace import schema
+from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.trace import Meta, Trace
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _NUMBERS = {
     "kind": schema.KIND,
     "op": schema.OP,
-    "tag": schema.TAG,
+    "tag": TAG,
     "tag_source": {name: number for number, name in enumerate(schema.TAG_SOURCES)},
 }
 _META: dict[str, Any] = {

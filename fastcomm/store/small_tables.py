@@ -13,11 +13,12 @@ import pyarrow as pa
 from fastcomm.idle.causes import CAUSE, CAUSES
 from fastcomm.idle.intervals import idle_times
 from fastcomm.trace import schema
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels.arrays import NONE, Ints
 
 _TABLES = {"lanes": schema.LANES, "groups": schema.GROUPS, "iterations": schema.ITERATIONS}
-_NAMES = {"tag": schema.TAGS, "tag_source": schema.TAG_SOURCES, "cause": CAUSES}
+_NAMES = {"tag": TAGS, "tag_source": schema.TAG_SOURCES, "cause": CAUSES}
 # The names in a file that has none: those of the releases that did not write them.
 _FIRST_NAMES = {
     "tag": ("DP", "TP", "PP", "EP", "CP", "OTHER"),

@@ -35,7 +35,8 @@ from fastcomm.store import (
 )
 from fastcomm.store.files import footer_sha256, table_file
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG, TAG_SOURCES, TAGS
+from fastcomm.trace.parallelisms import TAG, TAGS
+from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG_SOURCES
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NONE, Ints
 

@@ -14,7 +14,7 @@ from math import prod
 from typing import Self
 
 from fastcomm.errors import ConfigError
-from fastcomm.trace.schema import TAGS
+from fastcomm.trace.parallelisms import PARALLELISMS, TAGS
 
 # The orders of public systems, adjacent ranks first.
 ORDERS = {
@@ -30,25 +30,6 @@ _DATA = ("dp_shard", "dp_replicate")
 _DIMENSIONS = ("tp", "cp", "ep", "dp", *_DATA, "pp")
 _EXPERT = {"tp": "etp", "ep": "ep", "dp_shard": "edp_shard", "dp_replicate": "edp_replicate"}
 
-# The groups of jobs, and the parallelism that their traffic belongs to.
-_TRAFFIC = (
-    ("TP", "tp"),
-    ("CP", "cp"),
-    ("PP", "pp"),
-    ("DP", "dp"),
-    ("DP", "dp_shard"),  # weights are gathered here, gradients reduced over dp_replicate
-    ("DP", "dp_replicate"),
-    ("DP", "dp+cp"),  # gradients and sharded weights go over both
-    ("DP", "dp_shard+cp"),
-)
-_EXPERT_TRAFFIC = (
-    ("EP", "ep"),
-    ("EP", "etp+ep"),  # tokens are dispatched over both
-    ("TP", "etp"),
-    ("DP", "edp"),
-    ("DP", "edp_shard"),
-    ("DP", "edp_replicate"),
-)
 _RINGS = (("PP", "pp"), ("CP", "cp"))
 
 _Axis = tuple[int, int]  # size, stride
@@ -326,7 +307,9 @@ def _offsets(axes: Sequence[_Axis]) -> list[int]:
 @lru_cache(maxsize=64)
 def _patterns(grid: Grid) -> tuple[tuple[str, tuple[_Axis, ...]], ...]:
     """Return tag and axes of every group with at least two members."""
-    rows = [*_TRAFFIC, *(_EXPERT_TRAFFIC if grid.has_experts else ())]
+    rows = [(row.tag, axes) for row in PARALLELISMS for axes in row.axes]
+    if grid.has_experts:
+        rows += [(row.tag, axes) for row in PARALLELISMS for axes in row.expert_axes]
     groups = dict.fromkeys(
         (tag, _axes_of(grid, dimensions))
         for tag, dimensions in rows

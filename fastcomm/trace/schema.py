@@ -27,10 +27,6 @@ KINDS = (
 )
 KIND = {name: number for number, name in enumerate(KINDS)}
 
-# Parallelism tags by number; the order is the one of every table.
-TAGS = ("DP", "TP", "PP", "EP", "CP", "OTHER")
-TAG = {name: number for number, name in enumerate(TAGS)}
-
 # Where a tag comes from, best evidence first.
 TAG_SOURCES = ("explicit", "description", "ranks", "heuristic", "none")
 

@@ -7,91 +7,17 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from fastcomm.trace.parallel import Grid
+from fastcomm.trace.parallelisms import PARALLELISMS
 
 # Descriptions of the group of all ranks, which is DP if gradients are reduced over all of it.
 WORLD = ("default_pg", "mesh_default")
 # Descriptions that imply no parallelism.
 SILENT = re.compile(r"undefined|mesh_dim_\d+|")
 
-_DATA = r"DATA_PARALLEL_GROUP(_WITH_CP|_AG|_WITH_GTP_REMAT)*"
-
-# Descriptions of Megatron-LM without "_GLOO", as a pattern of the whole text, and their tags.
-DESCRIPTIONS = (
-    (r"TENSOR_MODEL_PARALLEL_GROUP", "TP"),
-    (r"EXPERT_TENSOR_PARALLEL_GROUP", "TP"),
-    (r"TP_BOOTSTRAP_GROUP_MPI", "TP"),  # Transformer Engine's user buffers
-    (rf"(EXPERT_)?{_DATA}", "DP"),
-    (rf"INT(RA|ER)_PARTIAL_(EXPERT_)?{_DATA}", "DP"),  # instances of the distributed optimizer
-    (rf"HIERARCHICAL_(EXPERT_)?{_DATA}_L\d+", "DP"),  # the same, for experts
-    (r"(EXPERT_)?GTP_WEIGHT_REMAT_GROUP", "DP"),  # weights over ranks with different data
-    (r"WEIGHT_GRADIENT_COMM_GROUP", "DP"),  # HyperCommGrid: over dp and cp
-    (r"PIPELINE_MODEL_PARALLEL_GROUP", "PP"),
-    (r"(POSITION_)?EMBEDDING_GROUP", "PP"),  # first and last stage
-    (r"CONTEXT_PARALLEL_GROUP", "CP"),
-    (r"HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L\d+", "CP"),
-    (r"HYBRID_DP_CP_GROUP_\d+", "CP"),
-    (r"EXPERT_MODEL_PARALLEL_GROUP", "EP"),
-    (r"EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "EP"),  # tokens are dispatched here
-    (r"MODEL_PARALLEL_GROUP", "OTHER"),  # norms and flags over TP and PP, and so the rest
-    (r"CONTEXT_AND_MODEL_PARALLEL_GROUP", "OTHER"),
-    (r"NON_DP_GROUP", "OTHER"),
-    (r"TENSOR_AND_DATA_PARALLEL_GROUP(_WITH_CP)?", "OTHER"),
-    (r"TENSOR_AND_CONTEXT_PARALLEL_GROUP", "OTHER"),
-    (r"EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP(_WITH_EGTP)?", "OTHER"),
-    (r"INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "OTHER"),
-)
-
+# The tag of each pattern of a description of Megatron-LM, without "_GLOO".
+DESCRIPTIONS = tuple((text, row.tag) for row in PARALLELISMS for text in row.groups)
 # Dimensions of a DeviceMesh; a description is "mesh_" and these joined by "_".
-MESH = {
-    # torchtitan, transformers, PyTorch's tutorials
-    "dp": "DP",
-    "dp_shard": "DP",
-    "dp_replicate": "DP",
-    "fsdp": "DP",
-    "hsdp": "DP",
-    "replicate": "DP",
-    "shard": "DP",
-    "tp": "TP",
-    "pp": "PP",
-    "cp": "CP",
-    "ep": "EP",
-    # torchtitan, where experts are sharded
-    "dp_shard_mod_ep": "DP",
-    "dp_shard_in_ep": "DP",
-    "dp_mod_ep": "DP",
-    "dp_in_ep": "DP",
-    "efsdp": "DP",
-    "etp": "TP",
-    # torchtitan: data loading, and the loss over all ranks with data of their own
-    "batch": "DP",
-    "loss_mesh": "DP",
-    # Megatron-FSDP
-    "outer_fsdp_dp": "DP",
-    "dp_outer": "DP",
-    "dp_inner": "DP",
-    "expert_dp": "DP",
-    "expt_dp": "DP",
-    "expt_tp": "TP",
-    # verl, accelerate
-    "ddp": "DP",
-    "infer_dp": "DP",
-    "infer_tp": "TP",
-    "infer_pp": "PP",
-    "sp": "CP",  # sequence parallelism of Ulysses
-    # NeMo, Lightning, DeepSpeed
-    "data_parallel": "DP",
-    "tensor_parallel": "TP",
-    "pipeline_parallel": "PP",
-    "context_parallel": "CP",
-    "sequence_parallel": "CP",
-    "expert_parallel": "EP",
-    # NeMo Automodel shards the weights of experts over it; OLMo-core, see EXCHANGED
-    "ep_shard": "DP",
-    # OLMo-core
-    "ep_replicate": "DP",
-    "replicas": "DP",
-    "shards": "DP",
-}
+MESH = {name: row.tag for row in PARALLELISMS for name in row.mesh}
 # OLMo-core gives this name to the dimension of the experts: with all-to-alls it is EP.
 EXCHANGED = ("ep_shard",)
 

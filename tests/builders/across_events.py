@@ -7,8 +7,9 @@ from fastcomm.idle.causes import CAUSES
 from fastcomm.metrics import outliers, traffic
 from fastcomm.metrics.across import Material, across
 from fastcomm.metrics.spill_files import cut
+from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.run import one_by_one
-from fastcomm.trace.schema import OP, TAG
+from fastcomm.trace.schema import OP
 
 STEPS = 2
 

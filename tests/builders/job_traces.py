@@ -8,6 +8,7 @@ from fastcomm.metrics.computation import compute
 from fastcomm.synthetic.catalog import groups
 from fastcomm.synthetic.play import steps
 from fastcomm.trace import schema
+from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.trace import Meta, Trace
 
 KIND = {"compute": "kernel", "comm": "kernel", "memcpy": "memcpy", "memset": "memset"}
@@ -45,7 +46,7 @@ def trace(job, rank, ahead=0):
                 "stream": pa.array([w.stream for _, w in calls], pa.int64()),
                 "group": pa.array([kinds[w.call.group.name] for _, w in calls], pa.int32()),
                 "seq": pa.array([w.call.seq for _, w in calls], pa.int64()),
-                "tag": pa.array([schema.TAG[w.call.group.tag] for _, w in calls], pa.int8()),
+                "tag": pa.array([TAG[w.call.group.tag] for _, w in calls], pa.int8()),
                 "tag_source": pa.array([0] * len(calls), pa.int8()),
                 "msg_bytes": pa.array([w.call.payload for _, w in calls], pa.int64()),
                 "payload_bytes": pa.array([w.call.payload for _, w in calls], pa.int64()),
@@ -59,7 +60,7 @@ def trace(job, rank, ahead=0):
                 "description": [group.description for group in groups(job, rank).values()],
                 "ranks": [list(group.ranks) for group in groups(job, rank).values()],
                 "size": [group.size for group in groups(job, rank).values()],
-                "tag": [schema.TAG[group.tag] for group in groups(job, rank).values()],
+                "tag": [TAG[group.tag] for group in groups(job, rank).values()],
                 "tag_source": [0] * len(kinds),
                 "candidates": pa.array([[]] * len(kinds), pa.list_(pa.int8())),
             }

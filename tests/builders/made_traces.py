@@ -4,6 +4,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from fastcomm.trace import schema
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.trace import Meta, Trace
 
 TIMES = st.integers(-(2**62), 2**62)
@@ -45,7 +46,7 @@ def traces(draw):
         "start": [starts[row] for row in comm_rows],
         "stop": [stops[row] for row in comm_rows],
         "op": column(st.integers(0, len(schema.OPS) - 1), len(comm_rows)),
-        "tag": column(st.integers(0, len(schema.TAGS) - 1), len(comm_rows)),
+        "tag": column(st.integers(0, len(TAGS) - 1), len(comm_rows)),
         "tag_source": column(st.integers(0, len(schema.TAG_SOURCES) - 1), len(comm_rows)),
         "group": column(
             st.none() | st.integers(0, groups - 1) if groups else st.none(), len(comm_rows)
@@ -82,7 +83,7 @@ def traces(draw):
                 "description": column(st.none() | WORDS, groups),
                 "ranks": column(st.none() | st.lists(st.integers(0, 9), max_size=3), groups),
                 "size": column(st.none() | st.integers(1, 9), groups),
-                "tag": column(st.integers(0, len(schema.TAGS) - 1), groups),
+                "tag": column(st.integers(0, len(TAGS) - 1), groups),
                 "tag_source": column(st.integers(0, len(schema.TAG_SOURCES) - 1), groups),
                 "candidates": column(st.just([]) | st.just([0, 3]), groups),
             },

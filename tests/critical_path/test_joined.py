@@ -17,6 +17,7 @@ from fastcomm.exchange import clocks
 from fastcomm.graph import measured_delays
 from fastcomm.options import Window
 from fastcomm.trace import schema
+from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.trace import Meta, Trace
 
 WHOLE = Window(annotation="")
@@ -132,7 +133,7 @@ def trace(rank, rows):
                 "start": [starts[k] for k in comm],
                 "stop": [stops[k] for k in comm],
                 "op": [schema.OP[rows[k].op] for k in comm],
-                "tag": [schema.TAG["PP"]] * len(comm),
+                "tag": [TAG["PP"]] * len(comm),
                 "tag_source": [0] * len(comm),
                 "group": [0] * len(comm),
                 "event": comm,
@@ -158,7 +159,7 @@ def trace(rank, rows):
                 "description": [None],
                 "ranks": [sorted(NAMED.values())],
                 "size": [len(NAMED)],
-                "tag": [schema.TAG["PP"]],
+                "tag": [TAG["PP"]],
                 "tag_source": [0],
                 "candidates": [[]],
             },

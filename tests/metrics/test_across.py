@@ -29,7 +29,8 @@ from fastcomm.metrics.matching import ExpectedTransfer
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.view import exposed_before_stop
 from fastcomm.synthetic import Job
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import OPS
 from fastcomm_kernels.intervals import alone
 
 

@@ -15,6 +15,7 @@ from fastcomm.metrics.computation import compute
 from fastcomm.metrics.network import network
 from fastcomm.metrics.nodes import NodeFacts, find_nodes
 from fastcomm.trace import schema
+from fastcomm.trace.parallelisms import TAG, TAGS
 from fastcomm.trace.trace import Meta, Trace
 
 OPS = ("AllReduce", "AllGather", "AllToAll", "SendRecv", "Broadcast", "Barrier", "Gather")
@@ -59,7 +60,7 @@ def trace(rank, host, groups, rows, world=None):
                     None if row["group"] is None else names.index(row["group"]) for row in rows
                 ],
                 "seq": [None] * len(rows),
-                "tag": [schema.TAG[row["tag"]] for row in rows],
+                "tag": [TAG[row["tag"]] for row in rows],
                 "tag_source": [0] * len(rows),
                 **{
                     f"{name}_bytes": [row["bytes"] for row in rows]
@@ -124,7 +125,7 @@ def jobs(draw):
                     group=group,
                     partner=partner if op == "SendRecv" else None,
                     sends=draw(st.booleans()),
-                    tag=draw(st.sampled_from(schema.TAGS)),
+                    tag=draw(st.sampled_from(TAGS)),
                     size=None if group is None else len(groups[group]),
                 )
             )

@@ -17,8 +17,9 @@ from fastcomm.errors import TraceFileError
 from fastcomm.options import MetricsOptions
 from fastcomm.readers import inspector
 from fastcomm.readers.config import Config
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import RunTraces
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.schema import OPS
 
 COLLECTIVES = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AlltoAll")
 

@@ -16,8 +16,9 @@ from fastcomm.readers import operation_table
 from fastcomm.readers.config import Config
 from fastcomm.readers.tables import STRAGGLER, preset_of, table_mapping
 from fastcomm.synthetic import TableJob, write_table
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import RunTraces
-from fastcomm.trace.schema import KINDS, OPS, TAGS
+from fastcomm.trace.schema import KINDS, OPS
 
 FOLDER = path_of("replay/straggler")
 

@@ -16,7 +16,8 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.store import ABOUT
 from fastcomm.store import reader as store_reader
-from fastcomm.trace.schema import TAG, TAG_SOURCES, TAGS
+from fastcomm.trace.parallelisms import TAG, TAGS
+from fastcomm.trace.schema import TAG_SOURCES
 
 ALL_REDUCE = k.all_reduce(100_000, 10, correlation=3, Process_Group_Ranks="[0, 1]")
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.trace.parallel import Grid
-from fastcomm.trace.schema import OPS, TAG_SOURCES, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import OPS, TAG_SOURCES
 from fastcomm.trace.tags import (
     DESCRIPTIONS,
     MESH,

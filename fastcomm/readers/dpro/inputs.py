@@ -19,8 +19,9 @@ from fastcomm.readers.dpro import Event, UniformTrace, claims, json_files, of_ev
 from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.trial import RULE, Trial, with_steps
 from fastcomm.trace.events import EventRows
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_ranks
-from fastcomm.trace.schema import KIND, OPS, TAGS
+from fastcomm.trace.schema import KIND, OPS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm.units import counted, plural
 from fastcomm_kernels import intervals

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.trace.schema import TAGS
+from fastcomm.trace.parallelisms import TAGS
 
 THIN = "\u202f"
 MINUS = "\u2212"

@@ -34,7 +34,7 @@ from fastcomm.report.html import (
 )
 from fastcomm.report.html.draw import draw
 from fastcomm.report.html.glossary import GLOSSARY, Definition
-from fastcomm.report.html.svg import patterns
+from fastcomm.report.html.svg import patterns, style_of_looks
 from fastcomm.version import __version__
 
 # What would end a script element inside of JSON.
@@ -112,7 +112,7 @@ def html(page: Page) -> str:
     return template.render(
         page=page,
         scripts=[Markup(script) for script in scripts],
-        style=Markup(_text("style.css")),
+        style=Markup(_text("style.css") + style_of_looks()),
         patterns=patterns(),
         policy=_policy(scripts),
         glossary=definitions(used_keys(page), is_host_run=page.is_host_run),

@@ -7,6 +7,7 @@ the definition here contains the wording of that page, which a test checks.
 from dataclasses import dataclass
 
 from fastcomm.idle.causes import BY_CAUSE
+from fastcomm.trace.parallelisms import PARALLELISMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +23,7 @@ def _of(name: str, meaning: str, formula: str = "") -> Definition:
     return Definition(name=name, meaning=meaning, formula=formula)
 
 
-_TAGS = {
-    "DP": "data parallel",
-    "TP": "tensor parallel",
-    "PP": "pipeline parallel",
-    "EP": "expert parallel",
-    "CP": "context parallel",
-    "OTHER": "unattributed",
-}
+_TITLES = {row.tag: row.title for row in PARALLELISMS}
 
 _RUN = {
     "timeline.length": _of(
@@ -74,7 +68,7 @@ _BREAKDOWN = {
         f"exact.exposed_{tag}": _of(
             f"Exposed {tag}", f"the time in which {_EXPOSED_TAG} ({name})"
         )
-        for tag, name in _TAGS.items()
+        for tag, name in _TITLES.items()
     },
     "exact.exposed_mixed": _of(
         "Exposed, mixed",

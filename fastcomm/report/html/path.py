@@ -10,7 +10,7 @@ from fastcomm.report import html
 from fastcomm.report.critical_path import kind_of, label
 from fastcomm.report.html import Block, Figure, FigureView, PageTable, Section, number
 from fastcomm.report.html.charts import Lane, LaneChart
-from fastcomm.trace.schema import TAGS
+from fastcomm.trace.parallelisms import TAGS
 from fastcomm_kernels.arrays import Floats
 
 _MS = 1e6

@@ -11,16 +11,12 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from fastcomm.errors import inert
+from fastcomm.trace.parallelisms import LOOKS
 
 _CHARACTER, _CAPITAL = 7.4, 2.2  # pixels of a character, and how much wider a capital is
 WIDE = 1000
-_PATTERNS = {
-    "DP": "M-2 2L2-2M0 8L8 0M6 10L10 6",
-    "TP": "M-2 6L2 10M0 0L8 8M6-2L10 2",
-    "PP": "M0 0L8 8M0 8L8 0",
-    "EP": "M1 2h2M5 6h2",
-    "CP": "M0 4h8",
-    "OTHER": "M4 0v8",
+PATTERNS = {
+    **{tag: look.pattern for tag, look in LOOKS.items()},
     "mixed": "M0 4h8M4 0v8",
     "memcpy": "M0 2h8M0 6h8",
     "host": "M0 0L8 8",
@@ -36,6 +32,24 @@ _SHAPES = {
 }
 
 
+def style_of_looks() -> str:
+    """Return the style of parallelisms: their colors by theme, and swatches of legends."""
+    light = "".join(_colors(tag, look.light) for tag, look in LOOKS.items())
+    dark = "".join(_colors(tag, look.dark) for tag, look in LOOKS.items())
+    swatches = "".join(
+        f'.swatch[data-look="{tag}"] '
+        f"{{ --look: {color(tag)}; background-image: {look.hatch}; }}\n"
+        for tag, look in LOOKS.items()
+    )
+    screen = "@media screen and (prefers-color-scheme: dark)"
+    return f":root {{{light} }}\n{screen} {{ :root:not([data-paper]) {{{dark} }} }}\n{swatches}"
+
+
+def _colors(look: str, colors: tuple[str, str]) -> str:
+    """Return the properties of a color, and of the text on it."""
+    return f" --c-{look}: {colors[0]}; --on-{look}: {colors[1]};"
+
+
 def patterns() -> Markup:
     """Return the patterns of all looks, which charts of the page refer to."""
     looks = [
@@ -45,7 +59,7 @@ def patterns() -> Markup:
             element("path", d=lines, stroke="var(--pattern)", fill="none", stroke_width=1),
             id=f"fill-{look}", patternUnits="userSpaceOnUse", width=8, height=8,
         )
-        for look, lines in _PATTERNS.items()
+        for look, lines in PATTERNS.items()
     ]  # fmt: skip
     return element(
         "svg",
@@ -87,7 +101,7 @@ def color(look: str) -> str:
 
 def fill(look: str) -> str:
     """Return the pattern of a look, or its color where it has none."""
-    return f"url(#fill-{look})" if look in _PATTERNS else color(look)
+    return f"url(#fill-{look})" if look in PATTERNS else color(look)
 
 
 def percent(value: float, low: float, high: float) -> str:

@@ -15,6 +15,7 @@ from fastcomm.analyses.timeline_steps import TimelineStep
 from fastcomm.errors import inert
 from fastcomm.report import html
 from fastcomm.report.html import PageTimeline, Section, Sentence, Spec, many, unknown_section
+from fastcomm.report.html.svg import PATTERNS
 from fastcomm.trace.run import named_ranks
 from fastcomm.trace.schema import OPS
 from fastcomm_kernels.arrays import NULL, Ints
@@ -86,13 +87,15 @@ def packed(columns: Mapping[str, Ints], deltas: tuple[str, ...] = ()) -> Spec:
 
 def _data(timeline: Timeline) -> Spec:
     """Return what `timeline.js` reads."""
+    looks = [_LOOKS.get(name, name) for name in BIN_KINDS]
     return {
         "ranks": list(timeline.ranks),
         "detailed": list(timeline.detailed),
         "names": [inert(name) for name in timeline.names],
         "kinds": KINDS,
         "bin_kinds": BIN_KINDS,
-        "looks": [_LOOKS.get(name, name) for name in BIN_KINDS],
+        "looks": looks,
+        "patterns": [PATTERNS.get(look) for look in looks],
         "ops": OPS,
         "levels": LEVELS,
         "bins": timeline.steps[0].bins.shape[1],

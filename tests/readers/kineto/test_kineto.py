@@ -11,7 +11,8 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader as kineto_reader
 from fastcomm.readers.patterns import Pattern
 from fastcomm.readers.runs import open_run
-from fastcomm.trace.schema import KINDS, OPS, TAG_SOURCES, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import KINDS, OPS, TAG_SOURCES
 from fastcomm.trace.tags import TagRule, TagRules
 
 GROUPS = [

@@ -18,7 +18,8 @@ from fastcomm.options import MetricsOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.synthetic import Job, NsysVariant, Variant, write, write_nsys
 from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES, TAGS
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES
 from fastcomm.trace.tags import TagRule
 
 LINK = 50e9

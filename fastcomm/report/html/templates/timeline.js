@@ -135,28 +135,17 @@ document.querySelectorAll("figure.timeline").forEach(async (figure, number) => {
     const color = (name) => style.getPropertyValue(`--${name}`).trim();
     colors = Object.fromEntries(["ink", "muted", "line", "ground", "quiet", "accent", "warn", "pattern"].map((name) => [name, color(name)]));
     colors.kinds = page.looks.map((look) => color(`c-${look}`));
-    colors.fills = page.looks.map((look, kind) => hatched(look, colors.kinds[kind]));
+    colors.fills = page.patterns.map((lines, kind) => hatched(lines, colors.kinds[kind]));
   }
 
-  // The patterns of the swatches in the legend.
-  const STROKES = {
-    DP: [[0, 8, 8, 0]], TP: [[0, 0, 8, 8]], PP: [[0, 0, 8, 8], [0, 8, 8, 0]], CP: [[0, 4, 8, 4]],
-    EP: [[3, 4, 5, 4]], OTHER: [[4, 0, 4, 8]], mixed: [[0, 4, 8, 4], [4, 0, 4, 8]], memcpy: [[0, 2, 8, 2], [0, 6, 8, 6]],
-  };
-
-  function hatched(look, color) {
-    if (!STROKES[look]) return color;
+  function hatched(lines, color) {
+    if (!lines) return color;
     const tile = Object.assign(document.createElement("canvas"), { width: 8, height: 8 });
     const pen = tile.getContext("2d");
     pen.fillStyle = color;
     pen.fillRect(0, 0, 8, 8);
     pen.strokeStyle = colors.pattern;
-    pen.lineWidth = look === "EP" ? 2 : 1;
-    STROKES[look].forEach(([a, b, c, d]) => {
-      pen.moveTo(a, b);
-      pen.lineTo(c, d);
-    });
-    pen.stroke();
+    pen.stroke(new Path2D(lines));
     return pen.createPattern(tile, "repeat");
   }
 
