@@ -38,7 +38,7 @@ ifndef ABREAST
 .NOTPARALLEL:
 endif
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint kernels modules unit coverage docs pages bench bench-check bench-compare bench-scale soak fuzz clean \
+.PHONY: help demo test lint kernels modules unit coverage docs pages bench bench-check bench-compare bench-scale soak soak-tests soak-bars fuzz clean \
 	walk jobs dist least release-check
 
 help: ## List what there is
@@ -92,10 +92,16 @@ bench-compare: .venv/.dev ## Measure this checkout and revision REV in pairs; fa
 bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, and a trace of 5 GB (10 GB of disk)
 	$(BIN)/python bench/scale.py --write docs/scale.md
 
-soak: .venv/.dev ## Run what takes an hour: every moment, option and size, and bars beside busy cores
-	$(TESTS) --dist=worksteal -m 'soak or hypothesis' --hypothesis-profile=soak
+soak: .venv/.dev ## Run what takes an hour: every moment, option and size, and bars beside it
+	$(MAKE) ABREAST=1 --jobs=2 soak-tests soak-bars
 	$(MAKE) fuzz FUZZ_SECONDS=300
-	$(BIN)/python bench/busy.py --rounds 10 -- $(MAKE) bench-check
+
+soak-tests: .venv/.dev
+	$(TESTS) --dist=worksteal -m 'soak or hypothesis' --hypothesis-profile=soak
+
+# The tests of `soak` keep the cores busy meanwhile.
+soak-bars: .venv/.dev
+	for round in 1 2 3 4 5 6 7 8 9 10; do $(MAKE) bench-check || exit 1; done
 
 fuzz: .venv/.dev ## Change files of every format at random, FUZZ_SECONDS long: read or refused
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
