@@ -23,6 +23,7 @@ from rich.text import Text
 
 from fastcomm import units
 from fastcomm.errors import inert, inert_parts
+from fastcomm.report.columns import NA, ResultTable
 
 if TYPE_CHECKING:
     from fastcomm.trace.run import RunTraces, Source
@@ -165,7 +166,6 @@ def progress(run: "RunTraces") -> "Iterator[Callable[[Source], None] | None]":
 
 T = TypeVar("T")
 
-NA = "n/a"
 _GAP = 2
 _FULL_NAME = 44  # minimum width of names before headings are broken
 _LEAST_NAME = 24  # minimum width of names before columns are left out
@@ -362,6 +362,20 @@ def table(
 
     """
     return TerminalTable((first, *others), tuple(drop), tuple(texts))
+
+
+def shown(table: ResultTable) -> TerminalTable:
+    """Return a table of a result for the terminal."""
+    own = table.on("terminal")
+    dropped = sorted((c for c in own.columns if c.drop), key=lambda column: column.drop)
+    shown_ = TerminalTable(
+        tuple(column.label for column in own.columns),
+        tuple(column.label for column in dropped),
+        tuple(column.label for column in own.columns if column.is_sentence),
+    )
+    for row in own.rows:
+        shown_.add_row(*(escape(column.text(row)) for column in own.columns))
+    return shown_
 
 
 def shortened(name: str, width: int) -> str:

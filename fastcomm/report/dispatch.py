@@ -11,7 +11,8 @@ from rich.text import Text
 from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
-from fastcomm.report.console import NA, TerminalTable, na, plain_console, say, table
+from fastcomm.report.columns import NA
+from fastcomm.report.console import TerminalTable, na, plain_console, say, table
 from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
 
 _MOST_LAYERS = 12

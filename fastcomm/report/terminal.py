@@ -15,9 +15,9 @@ from fastcomm.idle import totals
 from fastcomm.metrics import gaps
 from fastcomm.metrics.result import NO_FLOPS, Metrics
 from fastcomm.report import details
+from fastcomm.report.columns import NA
 from fastcomm.report.console import (
     COMMAND,
-    NA,
     TerminalTable,
     marked,
     na,

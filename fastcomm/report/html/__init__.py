@@ -9,17 +9,17 @@ Numbers are formatted by `fastcomm.units`, with a thin space before the unit. Un
 `NA`; a `Fact` gives the reason.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastcomm import units
+from fastcomm.report.columns import NA, ColumnUnit, ResultTable, TableColumn
 from fastcomm.report.html.charts import MINUS, THIN, Chart
 from fastcomm.units import format_bandwidth, format_bytes, format_ns, plural
 
 T = TypeVar("T")
-
-NA = "n/a"
 
 Spec = dict[str, Any]
 Form = Callable[[Any], str]
@@ -97,6 +97,26 @@ def times(value: float) -> str:
 def whole(value: float) -> str:
     """Format a count with separated thousands: "12 288"."""
     return _short(f"{value:,.0f}".replace(",", " "))
+
+
+def change_ns(value: float) -> str:
+    """Format a change of a time in ns: "+1.24 ms"."""
+    return f"+{ns(value)}" if value > 0 else ns(value)
+
+
+_FORMS: dict[ColumnUnit, Form] = {
+    "count": whole,
+    "number": "{:.3g}".format,
+    "decimal": "{:.1f}".format,
+    "factor": times,
+    "ns": ns,
+    "change_ns": change_ns,
+    "bytes": size,
+    "bytes_per_s": rate,
+    "share": percent,
+    "change": signed_percent,
+}
+_PERCENT = re.compile(r"(?<=\d) (?=%)")
 
 
 def many(count: int, noun: str) -> str:
@@ -318,6 +338,34 @@ def _cell(head: Head, value: Any) -> PageCell:
     if isinstance(value, PageCell):
         return value
     return text(value) if isinstance(head, str) else number(value, *head[2:])
+
+
+def shown(table: ResultTable) -> PageTable:
+    """Return a table of a result for a page."""
+    own = table.on("page")
+    return PageTable(
+        name=own.name,
+        caption=own.caption,
+        columns=tuple(
+            PageColumn(label=column.label, key=column.key, is_number=column.unit != "text")
+            for column in own.columns
+        ),
+        rows=tuple(
+            tuple(_shown_cell(column, row) for column in own.columns) for row in own.rows
+        ),
+    )
+
+
+def _shown_cell(column: TableColumn, row: Any) -> PageCell:
+    """Return the cell of a row in a column."""
+    cell = column.cell(row)
+    if cell.text is not None:
+        sort = cell.text.lower() if cell.value is None else cell.value
+        return PageCell(text=_PERCENT.sub(THIN, cell.text), sort=sort, share=cell.bar)
+    if column.unit == "text":
+        return text(cell.value)
+    value = None if cell.value is None else float(cell.value)
+    return number(value, _FORMS[column.unit], cell.why, cell.bar)
 
 
 def figure(

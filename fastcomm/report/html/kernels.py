@@ -1,7 +1,5 @@
 """Page of `fastcomm kernels`: what takes the time of the step, and which rank is slower."""
 
-from typing import Any
-
 import numpy as np
 
 from fastcomm.kernels.result import Kernels
@@ -11,34 +9,17 @@ from fastcomm.report.html import (
     Figure,
     FigureView,
     Page,
-    PageCell,
-    PageTable,
     Section,
     figure,
-    table,
     unknown_section,
 )
 from fastcomm.report.html.charts import Chart, HeatChart, coarsened, row_bars, shortened
+from fastcomm.report.tables import kernels as tables
 
 _MOST_BARS = 24
 _MOST_RANKS = 96  # columns of the heat map
 _MOST_CATEGORIES = 8
 _MOST_ROWS = 1000  # of the table
-_COLUMNS = (
-    ("of step", "kernels.share", "share", html.percent),
-    ("total", "kernels.total", "total_ns", html.ns),
-    ("count", "kernels.count", "count", html.whole),
-    ("mean", "kernels.mean", "mean_ns", html.ns),
-    ("median", "kernels.median", "median_ns", html.ns),
-    ("p95", "kernels.p95", "p95_ns", html.ns),
-    ("longest", "kernels.max", "max_ns", html.ns),
-    ("slowest rank", "kernels.slowdown", "slowdown", str),
-    ("TFLOP/s", "kernels.flops", "tflops_per_s", "{:.3g}".format),
-    ("of peak", "kernels.peak", "peak_share", html.percent),
-    ("of memory", "kernels.memory", "memory_share", html.percent),
-    ("queued", "kernels.queue", "queue_mean", "{:.1f}".format),
-    ("launch delay", "kernels.delay", "launch_delay_mean_ns", html.ns),
-)
 _ONE = "only one rank was read"
 
 
@@ -71,7 +52,8 @@ def _facts(kernels: Kernels) -> tuple[Fact, ...]:
 def _rows(kernels: Kernels) -> Section:
     """Return the section with the bars of categories and rows, and the table of rows."""
     title = "What takes the time?"
-    rows = kernels.table.slice(0, _MOST_ROWS).to_pylist()
+    table = tables.rows(kernels, _MOST_ROWS)
+    rows = table.rows
     if not rows:
         return unknown_section("rows", title, "What takes the time is", "Work", "there is none")
     running = kernels.running_ns
@@ -88,7 +70,7 @@ def _rows(kernels: Kernels) -> Section:
         ),
         terms=("kernels.share", "kernels.total"),
         choice="By",
-        table=_table(kernels, rows),
+        table=html.shown(table.without_unknown()),
         note=f"The table leaves out {html.many(more, 'shorter row')}." if more > 0 else "",
     )
     first = rows[0]
@@ -117,35 +99,6 @@ def _bars(kernels: Kernels, totals: list[tuple[str, int]]) -> Chart:
     title = "ms per step and rank" if kernels.steps else "ms in all"
     names, values = [name for name, _ in totals], [ns for _, ns in totals]
     return row_bars(names, values, label, title, 1e6 * steps)
-
-
-def _table(kernels: Kernels, rows: list[dict[str, Any]]) -> PageTable:
-    """Return the table of rows, without columns that are unknown in all of them."""
-    shown = [
-        column for column in _COLUMNS if any(row.get(column[2]) is not None for row in rows)
-    ]
-    heads: list[html.Head] = [
-        *(kernels.by, "category"),
-        *((label, key, form, "unknown for this row") for label, key, _, form in shown),
-    ]
-    values = [
-        [
-            " ".join([row["name"], *map(str, row.get("shapes") or ())]),
-            row["category"],
-            *(_slowest(row) if name == "slowdown" else row[name] for _, _, name, _ in shown),
-        ]
-        for row in rows
-    ]
-    return table("kernels-table", "The longest first", heads, values)
-
-
-def _slowest(row: dict[str, Any]) -> PageCell | None:
-    """Return the cell of the slowest rank, sorted by how much slower it is."""
-    slowdown, rank = row["slowdown"], row["slowest_rank"]
-    if slowdown is None:
-        return None
-    label = "even" if rank is None else f"{rank} ({html.signed_percent(slowdown - 1)})"
-    return PageCell(text=label, sort=slowdown)
 
 
 def _ranks(kernels: Kernels) -> Section:

@@ -1,0 +1,1 @@
+"""Tables of results, a module per subject: what terminals, Markdown and pages show."""
