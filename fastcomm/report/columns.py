@@ -65,13 +65,22 @@ class TableCell:
     bar: float | None = None  # length from 0 to 1 of the bar behind it on a page
 
 
+def _value(row: Any, value: str | int | Callable[[Any], object]) -> Any:
+    """Return the value of a column in a row; see `TableColumn.value`."""
+    if callable(value):
+        return value(row)
+    if isinstance(value, int) or isinstance(row, Mapping):
+        return row[value]
+    return getattr(row, value)
+
+
 @dataclass(frozen=True, slots=True)
 class TableColumn:
     """A column: its label, the value in a row, what the value is, and its definition."""
 
     label: str
-    # A key or attribute of the row, or a function of the row. A value is None if it is unknown.
-    value: str | Callable[[Any], object]
+    # Key, attribute or place in a row, or a function of the row. None is an unknown value.
+    value: str | int | Callable[[Any], object]
     unit: ColumnUnit = "text"
     key: str = ""  # of the definition
     why: str = field(default="", kw_only=True)  # reason why values are unknown
@@ -82,11 +91,7 @@ class TableColumn:
 
     def cell(self, row: Any) -> TableCell:
         """Return the cell of a row."""
-        if callable(self.value):
-            value: Any = self.value(row)
-        else:
-            is_mapping = isinstance(row, Mapping)
-            value = row[self.value] if is_mapping else getattr(row, self.value)
+        value = _value(row, self.value)
         return value if isinstance(value, TableCell) else TableCell(value=value, why=self.why)
 
     def text(self, row: Any) -> str:

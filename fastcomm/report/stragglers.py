@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from fastcomm.analyses.stragglers import KINDS, StragglerResult, headline
 from fastcomm.report import files
 from fastcomm.report.console import (
@@ -14,9 +12,11 @@ from fastcomm.report.console import (
     plain_console,
     say,
     show_edits,
+    shown,
     table,
     what_if_line,
 )
+from fastcomm.report.tables import stragglers as tables
 from fastcomm.stragglers import Attribution, Effect, Stragglers
 from fastcomm.units import format_ns, percent, plural
 from fastcomm_kernels.arrays import Floats
@@ -111,11 +111,10 @@ def show(result: StragglerResult) -> None:
     say(console, f"[bold]{headline(stragglers)}[/]", hanging=2)
     for line in _lines(stragglers):
         say(console, line, hanging=2)
-    if stragglers.blocking is None or stragglers.workers is None:
-        return
-    for kind, title in zip(KINDS, ("data rank", "stage", "operation"), strict=True):
-        console.print(_table(title, stragglers.blocking[kind]))
-    console.print(_heat(stragglers.workers))
+    for part in tables.parts(stragglers):
+        console.print(shown(part.top(_MOST_RANKS)))
+    if stragglers.workers is not None:
+        console.print(_heat(stragglers.workers))
 
 
 def _lines(stragglers: Stragglers) -> list[str]:
@@ -150,14 +149,6 @@ def _beyond(*shares: float | None) -> list[str]:
         "[dim]Above 100 %: the rest of the job is faster than average. Below 0: these "
         "operations are faster than average.[/]"
     ]
-
-
-def _table(title: str, part: Attribution) -> TerminalTable:
-    """Return the table of the slowdown that each part alone causes; `title` names the parts."""
-    rows = table(title, "slowdown if only this keeps its measured times")
-    for key, value in list(part.mean.items())[:_MOST_RANKS]:
-        rows.add_row(escape(key), f"{value:.4f}")
-    return rows
 
 
 def _heat(workers: Floats) -> TerminalTable:

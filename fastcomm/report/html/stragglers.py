@@ -22,13 +22,12 @@ from fastcomm.report.html.charts import (
     row_bars,
     ticked,
 )
+from fastcomm.report.tables import stragglers as tables
 from fastcomm.stragglers import Stragglers
 
 _MS = 1e6
 _MOST_ROWS = 96
 _MOST_BARS = 24
-_KINDS = (("dp_rank", "Data rank"), ("stage", "Stage"), ("optype", "Operation"))
-_ALONE = ("slowdown caused alone", "stragglers.alone", html.times)
 _LITTLE = "the slowdown is below --threshold, too small to attribute"
 
 
@@ -106,17 +105,15 @@ def _parts(result: Stragglers) -> Section:
     if result.blocking is None:
         missing = Missing(title="By data rank, stage and operation", why=_LITTLE)
         return Section(name="parts", title=title, lead=(_LITTLE, "."), blocks=(missing,))
-    tables, views = [], []
-    for kind, name in _KINDS:
+    views = []
+    for kind, name in tables.KINDS:
         mean = dict(result.blocking[kind].mean)
         top = list(mean.items())[:_MOST_BARS]
-        rows = [key if kind == "optype" else f"{name.lower()} {key}" for key, _ in top]
+        rows = [key if kind == "optype" else f"{name} {key}" for key, _ in top]
         above = [value - 1 for _, value in top]
         title_ = "slowdown caused alone, minus 1"
         bars = row_bars(rows, above, lambda value: html.times(value + 1), title_, looks="TP")
-        views.append(FigureView(label=name, chart=bars))
-        heads: list[html.Head] = [name.lower(), _ALONE]
-        tables.append(table(f"{kind}-table", f"By {name.lower()}", heads, mean.items()))
+        views.append(FigureView(label=name.capitalize(), chart=bars))
     first, value = next(iter(result.blocking["optype"].mean.items()))
     drawn = Figure(
         name="parts-chart",
@@ -134,7 +131,7 @@ def _parts(result: Stragglers) -> Section:
             html.fact("stragglers.alone", value, html.times),
             " the ideal time.",
         ),
-        blocks=(drawn, *tables),
+        blocks=(drawn, *map(html.shown, tables.parts(result))),
     )
 
 
