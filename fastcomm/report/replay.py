@@ -17,9 +17,10 @@ from fastcomm.report.console import (
     plain_console,
     say,
     show_edits,
-    table,
+    shown,
     what_if_line,
 )
+from fastcomm.report.tables import replay as tables
 from fastcomm.units import counted, format_ns, signed_percent
 
 _MOST = 8
@@ -71,7 +72,7 @@ def _show_alone(alone: Replayed) -> None:
 def show(session: Session) -> None:
     """Print the replayed and the measured step times, the critical path, and predictions."""
     console = plain_console()
-    replayed, changed, removed = session.replayed, session.changed, session.removed
+    replayed, changed = session.replayed, session.changed
     graph = replayed.replayer.graph
     edges = len(graph.source)
     parts = (f"step {session.step}" if session.step is not None else "", session.read or "")
@@ -90,23 +91,10 @@ def show(session: Session) -> None:
         f"{edges} {'dependency' if edges == 1 else 'dependencies'}",
         hanging=2,
     )
-    rows = table("rank", "replayed", "error", *(["what if"] if changed else []))
-    for pid, end in replayed.by_pid().items():
-        error = session.error_of(pid)
-        cells = [format_ns(end), "n/a" if error is None else signed_percent(error, 2)]
-        rows.add_row(
-            escape(pid), *cells, *([format_ns(changed.by_pid()[pid])] if changed else [])
-        )
-    console.print(rows)
-    path = table(f"critical path, {format_ns(session.path.length_ns)}", "time")
-    for name, ns in session.path_times()[:_REPLAY_MOST]:
-        path.add_row(escape(name), format_ns(ns))
-    console.print(path)
-    if removed is not None:
-        saving = table("if this took no time", "the step would be shorter by")
-        for removal in removed[:_REPLAY_MOST]:
-            saving.add_row(escape(removal.node), format_ns(removal.saved_ns))
-        console.print(saving)
+    console.print(shown(tables.ranks(session)))
+    console.print(shown(tables.path(session).top(_REPLAY_MOST)))
+    if session.removed is not None:
+        console.print(shown(tables.bottlenecks(session).top(_REPLAY_MOST)))
     say(console, _NAMES, hanging=2, style="dim")
     for note in session.notes:
         say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)

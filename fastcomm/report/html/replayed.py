@@ -8,8 +8,9 @@ from fastcomm.replay import Replayed
 from fastcomm.replay.predictions import Removed
 from fastcomm.replay.result import Session
 from fastcomm.report import html
-from fastcomm.report.html import Figure, Page, Section, figure, table, timeline, unknown_section
+from fastcomm.report.html import Figure, Page, Section, figure, timeline, unknown_section
 from fastcomm.report.html.charts import HeatChart, row_bars
+from fastcomm.report.tables import replay as tables
 
 _MS = 1e6
 _MOST_RANKS = 96
@@ -30,9 +31,9 @@ def page(session: Session, source: str, schedule: Timeline | str) -> Page:
     ]
     if changed is not None:
         facts.append(html.fact("replay.what_if_ns", changed.mean_ns, html.ns, label="what if"))
-    sections = [_schedule(schedule), _ranks(session, changed), _path(session)]
+    sections = [_schedule(schedule), _ranks(session), _path(session)]
     if removed:
-        sections.insert(2, _bottlenecks(removed))
+        sections.insert(2, _bottlenecks(session, removed))
     return Page(
         title="Replay",
         source=source,
@@ -66,28 +67,18 @@ def _schedule(schedule: Timeline | str) -> Section:
     )
 
 
-def _ranks(session: Session, changed: Replayed | None) -> Section:
-    """Return the section on the time of each rank; `changed` is the replay with changes."""
-    before = session.replayed.by_pid()
-    lead = [f"{html.many(len(before), 'rank')} were replayed on their devices."]
+def _ranks(session: Session) -> Section:
+    """Return the section on the time of each rank."""
+    count = len(session.replayed.by_pid())
+    lead = [f"{html.many(count, 'rank')} were replayed on their devices."]
     if session.edits:
         edits = ", ".join(edit.text for edit in session.edits)
         lead += [f"The what-if is with: {edits}.", str(session.interval)]
-    heads: list[html.Head] = [
-        "rank",
-        ("replayed", "replay.step_ns", html.ns),
-        ("error", "replay.error", html.signed_percent, "the rank was not measured"),
-    ]
-    rows = [[pid or "all", end, session.error_of(pid)] for pid, end in before.items()]
-    if changed is not None:
-        after = changed.by_pid()
-        heads.append(("what if", "replay.what_if_ns", html.ns))
-        rows = [[*row, after[pid]] for row, pid in zip(rows, before, strict=True)]
     return Section(
         name="ranks",
         title="How long does each rank take?",
         lead=tuple(lead),
-        blocks=(_heat_map(session.replayed), table("ranks-table", "Ranks", heads, rows)),
+        blocks=(_heat_map(session.replayed), html.shown(tables.ranks(session))),
         pitfall="The replay starts an operation as soon as its dependencies and its device "
         "allow; measured gaps between operations are kept.",
     )
@@ -120,8 +111,6 @@ def _heat_map(replayed: Replayed) -> Figure:
 
 def _path(session: Session) -> Section:
     """Return the section on the operations of the critical path and their times."""
-    times = session.path_times()[:_MOST_ROWS]
-    heads: list[html.Head] = ["operation", ("on the path", "replay.cost_ns", html.ns)]
     return Section(
         name="path",
         title="Which operations determine the step time?",
@@ -130,22 +119,21 @@ def _path(session: Session) -> Section:
             html.fact("path.length_ns", session.path.length_ns, html.ns),
             f" has {html.many(len(session.path.nodes), 'operation')}.",
         ),
-        blocks=(table("path-table", "The critical path", heads, times),),
+        blocks=(html.shown(tables.path(session).top(_MOST_ROWS)),),
     )
 
 
-def _bottlenecks(removed: Sequence[Removed]) -> Section:
+def _bottlenecks(session: Session, removed: Sequence[Removed]) -> Section:
     """Return the section on the time saved by removing each operation of the path."""
-    saved = [(removal.node, removal.saved_ns) for removal in removed]
-    names, times = zip(*saved[:_MOST_BARS], strict=True)
-    heads: list[html.Head] = ["if it took no time", ("shorter by", "replay.saved_ns", html.ns)]
+    names = [removal.node for removal in removed[:_MOST_BARS]]
+    times = [removal.saved_ns for removal in removed[:_MOST_BARS]]
     drawn = figure(
         "bottlenecks-chart",
         "Time saved per step without each operation",
         f"Bars of the {len(names)} operations whose removal saves the most time.",
         row_bars(names, times, html.ns, "ms saved per step", _MS, looks="TP"),
         "replay.saved_ns",
-        table=table("bottlenecks", "Operations of the path", heads, saved),
+        table=html.shown(tables.bottlenecks(session)),
     )
     return Section(
         name="bottlenecks-section",
