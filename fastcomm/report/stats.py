@@ -3,8 +3,8 @@
 from rich.markup import escape
 
 from fastcomm.analyses.stats import OperationComparison, RunStatistics
-from fastcomm.readers.dpro.statistics import MS, Statistics, StepTime
-from fastcomm.report.console import STEP_DIGITS, TerminalTable, plain_console, say, table
+from fastcomm.report.console import STEP_DIGITS, plain_console, say, shown, table
+from fastcomm.report.tables import stats as tables
 from fastcomm.trace.run import ranges
 from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
 
@@ -25,52 +25,16 @@ def show(statistics: RunStatistics, chosen: list[int]) -> None:
         f"{format_ns(time.time_ns, STEP_DIGITS)} a step on average, from its first operator "
         f"to its last; closest: step {statistics.typical_step}",
     )
-    console.print(_ranks(time), _categories(operations), _operations(operations, chosen))
+    for one in (
+        tables.ranks(time),
+        tables.categories(operations),
+        tables.operations(operations, chosen),
+    ):
+        console.print(shown(one))
     more = len(operations.names) - len(chosen)
     if more:
         hint = counted(more, "more operation")
         say(console, f"{hint}; --top N prints N, --output writes all")
-
-
-def _ranks(time: StepTime) -> TerminalTable:
-    """Return the table of the mean step time of each rank, and its parts."""
-    rows = table("rank", "step", "forward", "backward", "update")
-    for pid, rank in time.ranks.items():
-        mean = sum(rank.time) / len(rank.time)
-        parts = (format_ns(rank.mean_ns(part)) for part in rank.parts)
-        rows.add_row(escape(pid), format_ns(mean), *parts)
-    return rows
-
-
-def _categories(statistics: Statistics) -> TerminalTable:
-    """Return the table of operations, events and times by category."""
-    rows = table(
-        *("category", "ops", "events", "time", "mean", "longest operation (mean)"),
-        drop=("ops",),
-    )
-    for name, category in statistics.categories.items():
-        times = (format_ns(category[key] * MS) for key in ("time", "avg", "max_t"))
-        rows.add_row(escape(name), str(category["op_cnt"]), str(category["cnt"]), *times)
-    return rows
-
-
-def _operations(statistics: Statistics, chosen: list[int]) -> TerminalTable:
-    """Return the table of the operations at the indices `chosen`, in this order."""
-    rows = table(
-        *("operation", "events", "mean", "median", "min", "max", "deviation"),
-        drop=("deviation", "min", "median"),
-    )
-    for k in chosen:
-        times = (
-            statistics.avg[k],
-            statistics.median[k],
-            statistics.least[k],
-            statistics.most[k],
-        )
-        cells = (format_ns(float(time)) for time in times)
-        deviation = format_ns(float(statistics.variance[k]) ** 0.5)
-        rows.add_row(escape(statistics.names[k]), str(statistics.count[k]), *cells, deviation)
-    return rows
 
 
 def show_comparison(comparison: OperationComparison, head: int) -> None:

@@ -5,11 +5,11 @@ from fastcomm.readers.dpro.statistics import MS
 from fastcomm.report import html
 from fastcomm.report.html import Page, Section, figure, table
 from fastcomm.report.html.charts import ChartLine, LineChart, linear, row_bars, ticked
+from fastcomm.report.tables import stats as tables
 from fastcomm.units import counted
 
 _MOST_BARS = 24
 _MOST_ROWS = 1000
-_PARTS = {"fw": "forward", "bw": "backward", "update": "update"}
 _BARS = "Bars of time; the table has all numbers."
 
 
@@ -93,18 +93,7 @@ def _ranks(statistics: RunStatistics) -> Section:
         row_bars(shown, [means[pid] for pid in shown], html.ns, "ms per step", MS),
         "stats.rank",
         chart_note=left_out if more else "",
-        table=table(
-            "ranks-table",
-            "Mean step of each rank, and the sums of its operators",
-            [
-                *("rank", ("step", "stats.rank", html.ns)),
-                *((name, "stats.part", html.ns) for name in _PARTS.values()),
-            ],
-            [
-                (pid, means[pid], *(ranks[pid].mean_ns(part) for part in _PARTS))
-                for pid in list(means)[:_MOST_ROWS]
-            ],
-        ),
+        table=html.shown(tables.ranks(statistics.time).top(_MOST_ROWS)),
     )
     return Section(
         name="ranks",
@@ -124,34 +113,15 @@ def _ranks(statistics: RunStatistics) -> Section:
 
 def _categories(statistics: RunStatistics) -> Section:
     """Return the section with the time of each category."""
-    categories = sorted(
-        statistics.operations.categories.items(), key=lambda pair: -pair[1]["time"]
-    )
-    names = [name for name, _ in categories]
-    sums = [category["time"] * MS for _, category in categories]
-    times = ("time", "avg", "max_t")
+    shown = tables.categories(statistics.operations)
+    names, _, _, sums, *_ = zip(*shown.rows, strict=True)
     drawn = figure(
         "categories-chart",
         "Time by category, of all ranks and steps",
         _BARS,
         row_bars(names, sums, html.ns, "ms in all", MS),
         "stats.total",
-        table=table(
-            "categories-table",
-            "Categories, the longest first",
-            [
-                "category",
-                ("operations", "stats.operations", html.whole),
-                ("events", "stats.count", html.whole),
-                ("time", "stats.total", html.ns),
-                ("mean", "stats.mean", html.ns),
-                ("longest operation", "stats.longest", html.ns),
-            ],
-            [
-                (name, own["op_cnt"], own["cnt"], *(own[key] * MS for key in times))
-                for name, own in categories
-            ],
-        ),
+        table=html.shown(shown),
     )
     return Section(
         name="categories",
@@ -178,28 +148,7 @@ def _operations(statistics: RunStatistics) -> Section:
         row_bars([names[k] for k in bars], [total[k] for k in bars], html.ns, "ms in all", MS),
         "stats.total",
         note=f"The table leaves out {html.many(more, 'operation')}." if more > 0 else "",
-        table=table(
-            "operations-table",
-            "Operations, the most time first",
-            [
-                *("operation", "category"),
-                ("events", "stats.count", html.whole),
-                ("total", "stats.total", html.ns),
-                ("mean", "stats.mean", html.ns),
-                ("median", "stats.median", html.ns),
-                ("shortest", "stats.shortest", html.ns),
-                ("longest", "stats.longest_event", html.ns),
-                ("deviation", "stats.deviation", html.ns),
-            ],
-            [
-                (
-                    *(names[k], operations.category[k], operations.count[k], total[k]),
-                    *(operations.avg[k], operations.median[k], operations.least[k]),
-                    *(operations.most[k], operations.variance[k] ** 0.5),
-                )
-                for k in order[:_MOST_ROWS]
-            ],
-        ),
+        table=html.shown(tables.operations(operations, order[:_MOST_ROWS])),
     )
     return Section(
         name="operations",
