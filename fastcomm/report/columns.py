@@ -12,6 +12,7 @@ from fastcomm import units
 from fastcomm.errors import inert
 
 NA = "n/a"
+_BAR = 24  # letters of a whole bar
 
 # What a value is, which decides its format: times in ns, shares and changes where 1 is all.
 ColumnUnit = Literal[
@@ -26,6 +27,7 @@ ColumnUnit = Literal[
     "bytes_per_s",
     "share",
     "change",
+    "bar",  # a length from 0 to 1
 ]
 Medium = Literal["terminal", "page"]
 
@@ -52,6 +54,7 @@ _FORMS: dict[ColumnUnit, Callable[..., str]] = {
     "bytes_per_s": units.format_bandwidth,
     "share": units.percent,
     "change": units.signed_percent,
+    "bar": lambda value: "█" * round(max(value, 0) * _BAR),
 }
 
 

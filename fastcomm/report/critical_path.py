@@ -6,51 +6,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from fastcomm.critical_path import CriticalPath, WhatIf
-from fastcomm.critical_path.candidates import SHOWN, Candidate
+from fastcomm.critical_path.candidates import Candidate
 from fastcomm.critical_path.rules import DataDependencies
 from fastcomm.errors import inert
 from fastcomm.graph.edits import EditSweep
-from fastcomm.report.console import TerminalTable, plain_console, say, shortened, table
+from fastcomm.report.console import plain_console, say, shortened, shown, table
+from fastcomm.report.tables import critical_path as tables
+from fastcomm.report.tables.critical_path import label
 from fastcomm.trace.run import ranks_words
 from fastcomm.units import counted, format_ns, percent
 
-_BAR = 24
 _LONGEST_GROUP = 64  # of a description in a sentence
 _NEARLY = 0.95
 _TOP = 10
-LABELS = {
-    "cpu_bound": "host: operators and calls",
-    "data_loading": "host: data loading",
-    "host_gap": "host: between operators",
-    "gpu_compute_bound": "device: compute",
-    "gpu_memory_bound": "device: copies",
-    "gpu_communication_bound": "device: communication",
-    "gpu_kernel_kernel_overhead": "device: between kernels",
-    "gpu_kernel_launch_overhead": "launch delay",
-    "sync_wait": "host: return from synchronization",
-    "unexplained": "no recorded dependency",
-    "": "dependencies",
-}
-
-
-# Of runs without a device, whose collectives stand in its place.
-_HOST_LABELS = {
-    "gpu_kernel_kernel_overhead": "between collectives",
-    "gpu_kernel_launch_overhead": "until a thread takes a collective",
-}
-
-
-def label(name: str, path: CriticalPath) -> str:
-    """Return the label of a class of time on a path; without a device, "device" is left out."""
-    text = LABELS.get(name, name)
-    if path.about.is_host_run:
-        return _HOST_LABELS.get(name, text.removeprefix("device: "))
-    return text
-
-
-def kind_of(name: str, path: CriticalPath) -> str:
-    """Return the name of a kind of events; without a device, its work are collectives."""
-    return "collective" if path.about.is_host_run and name == "kernel" else name
 
 
 def show(path: CriticalPath, console: Console | None = None) -> None:
@@ -61,9 +29,13 @@ def show(path: CriticalPath, console: Console | None = None) -> None:
         say(console, "The window has no event that a path could go through.", indent=2)
         return
     say(console, _coverage(path), indent=2, hanging=4)
-    for shown in (_classes(path), _tags(path), _top(path)):
-        if shown.row_count:
-            console.print(shown)
+    for part in (
+        tables.classes(path, by_tag=False),
+        tables.tags(path),
+        tables.names(path, _TOP),
+    ):
+        if part.rows:
+            console.print(shown(part))
     for note in path.notes:
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
     if path.data is not None:
@@ -78,22 +50,7 @@ def _show_ranks(path: CriticalPath, console: Console) -> None:
     After the table, print how often the path goes from one rank to another, and how much each
     rank's clock was corrected.
     """
-    shown = table(
-        *("rank", "on the path", "slack", "wait", "transfer", "last to arrive"),
-        "wait caused, with messages",
-        drop=("slack", "transfer"),
-    )
-    for row in path.by_rank().to_pylist():
-        shown.add_row(
-            str(row["rank"]),
-            *(
-                _time(row[name])
-                for name in ("on_path_ns", "arrival_slack_ns", "wait_ns", "transfer_ns")
-            ),
-            str(row["arrived_last"] or 0),
-            _time(row["wait_caused_ns"]),
-        )
-    console.print(shown)
+    console.print(shown(tables.ranks(path.by_rank())))
     worst = next(iter(path.waits_caused().slice(0, 1).to_pylist()), None)
     if worst is not None and worst["later_ns"] > 0:
         tag = "" if worst["tag"] == "OTHER" else f"{worst['tag']} "
@@ -126,23 +83,23 @@ def _show_data(data: DataDependencies, console: Console) -> None:
         f"its data, {format_ns(data.bound_ns)}.",
         indent=2,
     )
-    shown = table("could start earlier", "by", "writers of its inputs")
+    rows = table("could start earlier", "by", "writers of its inputs")
     for row in data.movable(_TOP).to_pylist():
         name = f"{row['name']} in {row['part_of']}"
-        shown.add_row(escape(name), format_ns(row["earlier_ns"]), str(row["producers"]))
-    console.print(shown)
-    shown = table("shortens the step if reordered", "by")
+        rows.add_row(escape(name), format_ns(row["earlier_ns"]), str(row["producers"]))
+    console.print(rows)
+    rows = table("shortens the step if reordered", "by")
     for row in data.shortening(_TOP).to_pylist():
         name = f"{row['name']} in {row['part_of']}"
-        shown.add_row(escape(name), format_ns(row["shortens_ns"]))
-    console.print(shown)
-    shown = table(
+        rows.add_row(escape(name), format_ns(row["shortens_ns"]))
+    console.print(rows)
+    rows = table(
         "if moved as a whole", "shortens the step by", "starts earlier by", "operators"
     )
     for row in data.movable_subgraphs(_TOP).to_pylist():
         times = (_time(row[name]) for name in ("shortens_ns", "earlier_ns"))
-        shown.add_row(escape(row["part_of"]), *times, str(row["operators"]))
-    console.print(shown)
+        rows.add_row(escape(row["part_of"]), *times, str(row["operators"]))
+    console.print(rows)
 
 
 def _time(ns: int | None) -> str:
@@ -190,41 +147,6 @@ def _coverage(path: CriticalPath) -> str:
     return text
 
 
-def _classes(path: CriticalPath) -> TerminalTable:
-    """Return the table of time on the path by class, longest first."""
-    shown = table("time on the path", "share", "", "time")
-    sums = path.summary_ns()
-    total = sum(sums.values()) or 1
-    for name, ns in sorted(sums.items(), key=lambda pair: (-pair[1], pair[0])):
-        if not ns:
-            continue
-        share = ns / total
-        bar = "█" * round(max(share, 0) * _BAR)
-        shown.add_row(label(name, path), percent(share), bar, format_ns(ns))
-    return shown
-
-
-def _tags(path: CriticalPath) -> TerminalTable:
-    """Return the table of communication on the path by parallelism, longest first."""
-    shown = table("communication on the path", "time")
-    for tag, ns in sorted(path.by_tag_ns().items(), key=lambda pair: (-pair[1], pair[0])):
-        shown.add_row(str(tag), format_ns(ns))
-    return shown
-
-
-def _top(path: CriticalPath) -> TerminalTable:
-    """Return the table of the names with the most own time on the path."""
-    shown = table("own time on the path", "kind", "edges", "time", drop=("edges", "kind"))
-    for row in path.top("name", _TOP).to_pylist():
-        shown.add_row(
-            escape(row["name"]),
-            kind_of(row["kind"], path),
-            str(row["edges"]),
-            format_ns(row["self_ns"]),
-        )
-    return shown
-
-
 _STEP_DIGITS = 4
 
 
@@ -238,9 +160,9 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
         say(console, escape(str(what_if.interval)), indent=2, hanging=4)
     say(console, _check(what_if.replay_error_ns), indent=2)
     if what_if.edits:
-        console.print(_what_if_classes(what_if))
+        console.print(shown(tables.changes(what_if)))
     for sweep in what_if.sweeps:
-        console.print(_sweep(sweep, what_if.before_ns))
+        console.print(shown(tables.sweep("", sweep, what_if.before_ns)))
         say(console, escape(_widest(sweep)), indent=2, hanging=4)
     if what_if.candidates is not None:
         _show_candidates(what_if.candidates, what_if.before_ns, console)
@@ -278,15 +200,7 @@ def _show_candidates(candidates: Sequence[Candidate], before_ns: int, console: C
     if not candidates:
         say(console, "None of the edits that were tried shortens the step.", indent=2)
         return
-    shown = table("edit, each alone", "saves", "of the step", "step")
-    for candidate in candidates[:SHOWN]:
-        shown.add_row(
-            escape(candidate.edit.text),
-            format_ns(candidate.saved_ns),
-            percent(candidate.saved_ns / before_ns),
-            format_ns(candidate.after_ns, _STEP_DIGITS),
-        )
-    console.print(shown)
+    console.print(shown(tables.candidates(candidates, before_ns)))
 
 
 def _widest(sweep: EditSweep) -> str:
@@ -316,33 +230,3 @@ def _check(error_ns: int) -> str:
         if error_ns
         else "Check: without edits, the replay reproduces all measured times exactly."
     )
-
-
-def _what_if_classes(what_if: WhatIf) -> TerminalTable:
-    """Return the table of time on the path by class, before and after the edits."""
-    shown = table("time on the path", "before", "after")
-    before, after = what_if.before.summary_ns(), what_if.after.summary_ns()
-    for name in sorted(before | after, key=lambda name: -before.get(name, 0)):
-        if not before.get(name) and not after.get(name):
-            continue
-        shown.add_row(
-            label(name, what_if.before),
-            format_ns(before.get(name, 0)),
-            format_ns(after.get(name, 0)),
-        )
-    return shown
-
-
-def _sweep(sweep: EditSweep, before_ns: int) -> TerminalTable:
-    """Return the step time for each value of a sweep, with bars.
-
-    `before_ns` is the step time without edits, and the length of a whole bar; where a value
-    makes the step longer, the longest step is.
-    """
-    shown = table(escape(sweep.name), "step", "of the step without edits", "")
-    longest = max(before_ns, *sweep.span_ns) or 1
-    for label_, span in zip(sweep.labels, sweep.span_ns, strict=True):
-        share = span / before_ns if before_ns else 1.0
-        bar = "█" * round(span / longest * _BAR)
-        shown.add_row(label_, format_ns(span, _STEP_DIGITS), percent(share), bar)
-    return shown

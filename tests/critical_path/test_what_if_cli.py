@@ -24,7 +24,7 @@ def test_a_sweep_prints_a_table_with_a_chart(tmp_path):
     text = invoke(path, "--annotation", "", "--scale", "comm=0:1:0.5", "--html", page).stdout
     assert text.startswith("rank 0: 103.0 us; 75.00 us with scale comm=0\n")
     assert "before" not in text
-    assert "of the step without edits" in text
+    assert "of today" in text
     assert sorted(line.count("█") for line in text.splitlines() if "█" in line) == [17, 21, 24]
     assert "before-after" not in page.read_text("utf-8")
 

@@ -3,22 +3,18 @@
 from collections.abc import Sequence
 
 from fastcomm.critical_path import CriticalPath, WhatIf
-from fastcomm.critical_path.candidates import SHOWN, Candidate
+from fastcomm.critical_path.candidates import Candidate
 from fastcomm.errors import shell_joined, shell_quoted
 from fastcomm.graph.edits import EditSweep
 from fastcomm.report import html
-from fastcomm.report.critical_path import label
-from fastcomm.report.html import Figure, Page, PageFinding, Section, figure, table
+from fastcomm.report.html import Figure, Page, PageFinding, Section, figure
 from fastcomm.report.html import path as path_
 from fastcomm.report.html.charts import ChartLine, Level, LineChart, linear
+from fastcomm.report.tables import critical_path as tables
+from fastcomm.report.tables.critical_path import label
 
 _MS = 1e6
 _MOST = 3
-# Columns of a step time.
-_STEP: tuple[html.Head, ...] = (
-    ("step", "whatif.span_ns", html.ns),
-    ("of today", "whatif.share", html.percent),
-)
 _GAPS = "gpu_kernel_kernel_overhead"
 
 
@@ -89,18 +85,6 @@ def _findings(path: CriticalPath, run: str) -> tuple[PageFinding, ...]:
     )
 
 
-def _finding(title: str, ns: int, path: CriticalPath, command: str, then: str) -> PageFinding:
-    """Return a finding of `ns` on the path; `then` says what `command` finds out."""
-    total = sum(path.summary_ns().values()) or 1
-    return PageFinding(
-        title=(title, html.fact("path.time_ns", ns, html.ns)),
-        evidence=(html.fact("path.share", ns / total, html.percent, label="of the path"),),
-        command=command,
-        then=then,
-        cost_ns=ns,
-    )
-
-
 def what_if(result: WhatIf, paths: Sequence[str]) -> Page:
     """Return the page of a what-if analysis: the step before and after edits, and sweeps."""
     change = html.fact("whatif.speedup", result.speedup, html.times, label="as fast")
@@ -135,25 +119,11 @@ def _headline(result: WhatIf, edits: str) -> html.Sentence:
 
 def _before_after(result: WhatIf, edits: str) -> Section:
     """Return the section on time on the path by class, before and after `edits` (a text)."""
-    before, after = result.before.summary_ns(), result.after.summary_ns()
-    times = {name: (before.get(name, 0), after.get(name, 0)) for name in before | after}
-    changes = table(
-        "before-after",
-        "Time on the critical path before and after",
-        [
-            "on the path",
-            *((when, "path.time_ns", html.ns) for when in ("before", "after", "change")),
-        ],
-        [
-            (label(name, result.before), old, new, new - old)
-            for name, (old, new) in sorted(times.items(), key=lambda pair: -pair[1][0])
-        ],
-    )
     return Section(
         name="answer",
         title="What changes?",
         lead=(f"The step was replayed with: {edits}.", str(result.interval)),
-        blocks=(changes,),
+        blocks=(html.shown(tables.changes(result)),),
         pitfall="Each event starts as soon as its dependencies in the trace allow; in reality "
         "other dependencies may delay it. The path after the edits may be another one.",
     )
@@ -161,16 +131,11 @@ def _before_after(result: WhatIf, edits: str) -> Section:
 
 def _candidates(result: WhatIf, candidates: Sequence[Candidate]) -> Section:
     """Return the section of the edits that shorten the step most, each tried alone."""
-    heads: list[html.Head] = ["edit", ("saves", "path.time_ns", html.ns), *_STEP]
-    rows = [
-        (one.edit.text, one.saved_ns, one.after_ns, one.after_ns / result.before_ns)
-        for one in candidates[:SHOWN]
-    ]
     return Section(
         name="candidates",
         title="What would shorten the step?",
         lead=("Each edit was tried alone; what several save does not add up.",),
-        blocks=(table("candidates", "Edits that shorten the step most", heads, rows),),
+        blocks=(html.shown(tables.candidates(candidates, result.before_ns)),),
     )
 
 
@@ -191,17 +156,16 @@ def _sweep(place: int, sweep: EditSweep, before_ns: int) -> Figure:
 
     `place` numbers the charts of the page from 0; `before_ns` is the step time without edits.
     """
-    title = f"The step by {sweep.name}"
+    table = tables.sweep(f"sweep-{place}-table", sweep, before_ns)
     spans = list(zip(sweep.labels, sweep.span_ns, strict=True))
     ends = " to ".join(f"{html.ns(ns)} at {value}" for value, ns in (spans[0], spans[-1]))
-    rows = [(value, ns, ns / before_ns if before_ns else None) for value, ns in spans]
     return figure(
         f"sweep-{place}",
-        title,
+        table.caption,
         f"Line from {ends}.",
         _line(sweep, before_ns),
         "whatif.span_ns",
-        table=table(f"sweep-{place}-table", title, ["value", *_STEP], rows),
+        table=html.shown(table),
     )
 
 

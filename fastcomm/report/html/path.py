@@ -7,9 +7,10 @@ import pyarrow as pa
 
 from fastcomm.critical_path import CriticalPath
 from fastcomm.report import html
-from fastcomm.report.critical_path import kind_of, label
-from fastcomm.report.html import Block, Figure, FigureView, PageTable, Section, number
+from fastcomm.report.html import Figure, FigureView, Section
 from fastcomm.report.html.charts import Lane, LaneChart
+from fastcomm.report.tables import critical_path as tables
+from fastcomm.report.tables.critical_path import label
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm_kernels.arrays import Floats
 
@@ -18,6 +19,7 @@ _PIXELS = 1000  # pieces of a lane closer than 1/1000 of the step are drawn as o
 _LOOK_ORDER = ("compute", *TAGS, "memcpy", "gap", "host")
 _MOST_RANKS = 24
 _MOST_NAMES = 40
+_MOST_ROWS = 64  # of the table of ranks
 _TAGGED = "gpu_communication_bound"
 _LOOKS = {
     "gpu_compute_bound": "compute",
@@ -37,14 +39,15 @@ _LEAST_SHARE = 0.0005  # of the path; smaller classes have no lane
 
 def section(path: CriticalPath) -> Section:
     """Return the section on the critical path of a step."""
-    blocks: list[Block] = [_strip(path), _classes(path), _names(path)]
+    parts = [tables.classes(path, by_tag=True), tables.names(path, _MOST_NAMES)]
     if path.across.collectives.num_rows:
-        blocks.append(_ranks(path))
+        order = [("wait_caused_ns", "descending"), ("rank", "ascending")]
+        parts.append(tables.ranks(path.by_rank().sort_by(order).slice(0, _MOST_ROWS)))
     return Section(
         name="path",
         title="What determines the time of a step?",
         lead=_lead(path),
-        blocks=tuple(blocks),
+        blocks=(_strip(path), *map(html.shown, parts)),
         pitfall="Work that is not on the path can become faster without any effect on the "
         "step. Work on the path can save at most its time on the path. "
         + " ".join(_sentences(path)),
@@ -179,65 +182,4 @@ def _look_label(look: str) -> str:
     """Return the text of a look in the legend: "TP communication", "copy"."""
     return {"gap": "gap", "host": "host", "memcpy": "copy", "compute": "compute"}.get(
         look, f"{look} communication"
-    )
-
-
-def _classes(path: CriticalPath) -> PageTable:
-    """Return the table of time on the path by class, of communication also by tag."""
-    tags = [
-        (f"{label(_TAGGED, path)}, {tag}", ns)
-        for tag, ns in sorted(path.by_tag_ns().items(), key=lambda pair: -pair[1])
-    ]
-    sums = path.summary_ns()
-    total = sum(sums.values()) or 1
-    times = []
-    for name, _ in _shares(path):
-        times += [(label(name, path), sums[name]), *(tags if name == _TAGGED else [])]
-    heads: list[html.Head] = [
-        "on the path",
-        ("share", "path.share", html.percent),
-        ("time", "path.time_ns", html.ns),
-    ]
-    rows = [
-        (name, number(ns / total, html.percent, share=ns / total), ns) for name, ns in times
-    ]
-    return html.table("path-classes", "Time on the path by class", heads, rows)
-
-
-def _names(path: CriticalPath) -> PageTable:
-    """Return the table of the names with the most own time on the path."""
-    rows = path.top("name", _MOST_NAMES).to_pylist()
-    return html.table(
-        "path-names",
-        f"The {len(rows)} events with the longest own time on the path",
-        [
-            *("own time on the path", "kind"),
-            ("edges", "path.edges", html.whole),
-            ("time", "path.self_ns", html.ns),
-        ],
-        [
-            (row["name"], kind_of(row["kind"], path), row["edges"], row["self_ns"])
-            for row in rows
-        ],
-    )
-
-
-def _ranks(path: CriticalPath) -> PageTable:
-    """Return the table of ranks by the wait that they cause, at most 64."""
-    ranks = path.by_rank().sort_by([("wait_caused_ns", "descending"), ("rank", "ascending")])
-    numbers = (
-        ("on the path", "on_path_ns", html.ns),
-        ("waits", "wait_ns", html.ns),
-        ("transfers", "transfer_ns", html.ns),
-        ("arrived last", "arrived_last", html.whole),
-        ("wait caused", "wait_caused_ns", html.ns),
-    )
-    return html.table(
-        "path-ranks",
-        "Who waits, and who causes it",
-        ["rank", *((label, f"path.{field}", form) for label, field, form in numbers)],
-        [
-            (html.rank_cell(row["rank"]), *(row[field] for _, field, _ in numbers))
-            for row in ranks.slice(0, 64).to_pylist()
-        ],
     )
