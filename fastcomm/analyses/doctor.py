@@ -255,18 +255,7 @@ def _store(folder: Path) -> Check:
         more = f"; and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return Check("store", f"{wrong[0]}{more}", "bad")
     ranks = counted(len(manifest.ranks), "rank")
-    if any(entry.footer is None for entry in manifest.ranks):
-        checked, unchecked = "sizes and pages", "footers and tables"
-    elif manifest.tables is None:
-        checked, unchecked = "sizes, footers and pages", "tables"
-    else:
-        return Check("store", f"{ranks}, sizes, footers, pages and tables are as written")
-    return Check(
-        "store",
-        f"{ranks}, {checked} are as written; an older fastcomm kept no checksums of "
-        f"{unchecked}, which are not checked",
-        "note",
-    )
+    return Check("store", f"{ranks}, sizes, footers, pages and tables are as written")
 
 
 def _failed(name: str, error: BaseException) -> Check:
@@ -282,7 +271,7 @@ def faults(folder: Path, manifest: Manifest) -> Iterator[str]:
     for entry, file in zip(manifest.ranks, listed(folder, manifest), strict=True):
         if fault := _fault(entry, file):
             yield f"rank {entry.rank}: {fault}"
-    for table in manifest.tables or ():
+    for table in manifest.tables:
         if not _is_whole(folder, table):
             yield f"{table_name(table.name)}: missing, or not what was written; ingest again"
 
@@ -303,7 +292,7 @@ def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:
     if isinstance(file, SkippedRank):
         return "its file has another size than the manifest says"
     try:
-        if entry.footer not in (None, footer_sha256(file.path)):
+        if entry.footer != footer_sha256(file.path):
             return "its file has another footer than the manifest says"
         _read_pages(file)
     except (OSError, TraceFileError):

@@ -119,15 +119,6 @@ def shares(iterations: pa.Table) -> dict[str, float | None]:
     return {cause: int(ns.to_numpy().sum()) / total for cause, ns in columns.items()}
 
 
-def undivided(iterations: pa.Table) -> list[int]:
-    """Return the ranks whose idle time is known, but not its causes."""
-    unknown = iterations[f"idle_{CAUSES[0]}_ns"].is_null().to_numpy()
-    ranks: list[int] = np.unique(
-        iterations["rank"].to_numpy()[_measured(iterations) & unknown]
-    ).tolist()
-    return ranks
-
-
 def names(table: pa.Table, iterations: pa.Table) -> tuple[IdleName, ...]:
     """Return the largest names over all ranks, by falling time."""
     steps = int(_measured(iterations).sum())

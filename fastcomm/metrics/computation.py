@@ -143,7 +143,6 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         warnings=(
             *warnings,
             *gaps.fewer_steps(times, covered.ranks, covered.steps),
-            *gaps.undivided_idle(totals.undivided(partial.iterations), len(covered.ranks)),
             *note_warnings(partial.notes, covered.missing, outside),
             *clock_warnings(comparison),
             *matching_warnings(comparison.matching),

@@ -103,18 +103,6 @@ def sentences(missing: Mapping[str, Sequence[int]], ranks: int) -> list[str]:
     ]
 
 
-def undivided_idle(undivided: Sequence[int], ranks: int) -> list[str]:
-    """Return a warning about ranks, of `ranks`, whose idle time is not divided by cause."""
-    if not undivided:
-        return []
-    subject = "all ranks" if len(undivided) == ranks else named_ranks(undivided)
-    verb = "was" if len(undivided) == 1 < ranks else "were"
-    return [
-        f"causes of idle time are n/a: {subject} {verb} stored "
-        "by an older fastcomm, without them; ingest the traces again"
-    ]
-
-
 def unknown(missing: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
     """Return missing data, ranks by key of `MISSING_DATA`, as objects of the JSON document."""
     return [

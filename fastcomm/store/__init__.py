@@ -19,10 +19,7 @@ from fastcomm.readers.stream import CutShortError, document
 from fastcomm.trace.run import SkippedRank
 from fastcomm.trace.schema import ARGS, KINDS
 
-# A reader supports these layouts and all older ones.
-LAYOUT = 2  # layout of the file of a rank: 2 names missing data
-# Layout of the manifest: 2 adds hashes of footers and tables, 3 names missing data.
-MANIFEST_LAYOUT = 3
+LAYOUT = 1  # of the manifest and of the files of ranks; no other layout is read
 MANIFEST = "fastcomm.json"
 TABLES = ("ranks", "groups", "iterations")  # of the whole run, each a Parquet file
 ABOUT = b"fastcomm"  # key of the JSON metadata in the file of a rank
@@ -128,27 +125,12 @@ class Fingerprint:
     sha256: str  # of the first and the last 64 KiB
 
 
-def checked_layout(number: Any, where: str, newest: int = LAYOUT) -> None:
-    """Raise TraceFileError for a layout that is invalid, or newer than `newest`.
-
-    Parameters
-    ----------
-    number
-        Value found.
-    where
-        Beginning of the message, such as the path.
-    newest
-        Newest layout that can be read.
-
-    """
-    if not isinstance(number, int) or number < 1:
+def check_layout(layout: Any, path: Path) -> None:
+    """Raise TraceFileError unless a file, of path `path`, has the layout of this fastcomm."""
+    if type(layout) is not int or layout != LAYOUT:
         raise TraceFileError(
-            f"{where}: layout {number!r}, expected a number from 1 to {newest}"
-        )
-    if number > newest:
-        raise TraceFileError(
-            f"{where}: written in layout {number} by a newer fastcomm; this one reads layouts "
-            f"up to {newest}: update fastcomm, or ingest the traces again"
+            f"{path}: a store of layout {str(layout)[:40]}, this fastcomm reads "
+            f"layout {LAYOUT}; {REMEDY}"
         )
 
 
@@ -184,8 +166,8 @@ class Entry:
     missing_data: tuple[str, ...]  # keys of `trace.MISSING_DATA`
     source: str  # the path that it was read from
     fingerprint: Fingerprint
+    footer: str  # SHA-256 of the footer of the file
     clock_note: ClockNote | None = None
-    footer: str | None = None  # SHA-256 of the footer of the file; None before layout 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,32 +205,29 @@ class Manifest:
     ranks: tuple[Entry, ...] = ()
     failed: tuple[UnstoredRank, ...] = ()
     reading: Mapping[str, Any] | None = None  # options, as `rules.as_json` writes them
-    tables: tuple[TableFile, ...] | None = None  # None: an older fastcomm wrote it
+    tables: tuple[TableFile, ...] = ()
     writer: str | None = None  # random name of the ingest that is writing the store
 
 
 def to_json(manifest: Manifest) -> str:
     """Return the text of the manifest's file."""
-    return (
-        json.dumps({"layout": MANIFEST_LAYOUT, **asdict(manifest)}, indent=1, allow_nan=False)
-        + "\n"
-    )
+    return json.dumps({"layout": LAYOUT, **asdict(manifest)}, indent=1, allow_nan=False) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a store; TraceFileError if it is damaged, or of a newer layout."""
+    """Read the manifest of a store; TraceFileError if it is damaged, or of another layout."""
     path = folder / MANIFEST
     try:
         plain = json.loads(document(path), parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError, CutShortError) as error:
-        raise TraceFileError(f"{path}: damaged, not JSON ({error}); {_REMEDY}") from error
+        raise TraceFileError(f"{path}: damaged, not JSON ({error}); {REMEDY}") from error
     if not isinstance(plain, dict):
-        raise TraceFileError(f"{path}: damaged, not a JSON object; {_REMEDY}")
-    checked_layout(plain.pop("layout", None), str(path), MANIFEST_LAYOUT)
+        raise TraceFileError(f"{path}: damaged, not a JSON object; {REMEDY}")
+    check_layout(plain.pop("layout", None), path)
     try:
         return _manifest(plain)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TraceFileError(f"{path}: damaged ({error!r}); {_REMEDY}") from error
+        raise TraceFileError(f"{path}: damaged ({error!r}); {REMEDY}") from error
 
 
 def _finite(text: str) -> float:
@@ -260,7 +239,7 @@ def _finite(text: str) -> float:
 
 T = TypeVar("T")
 _PLAIN = (bool, int, float, str, type(None))
-_REMEDY = "remove the store and ingest the traces again"
+REMEDY = "remove the store and ingest the traces again"
 
 
 def _manifest(plain: dict[str, Any]) -> Manifest:
@@ -273,7 +252,7 @@ def _manifest(plain: dict[str, Any]) -> Manifest:
         expected=tuple(map(int, manifest.expected)),
         ranks=tuple(map(_entry, plain["ranks"])),
         failed=tuple(_check_types(UnstoredRank(**row)) for row in plain["failed"]),
-        tables=None if manifest.tables is None else tuple(map(_table, plain["tables"])),
+        tables=tuple(map(_table, plain["tables"])),
     )
 
 
@@ -290,12 +269,6 @@ def _check_types(instance: T) -> T:
     return instance
 
 
-def rename_old_keys(plain: dict[str, Any]) -> None:
-    """Rename the keys of what a store of an older layout says of a rank."""
-    if "lacks" in plain:
-        plain["missing_data"] = plain.pop("lacks")
-
-
 def _table(plain: dict[str, Any]) -> TableFile:
     """Return an entry of a table's file; raise ValueError if the name is not a table's."""
     table = _check_types(TableFile(**plain))
@@ -307,7 +280,6 @@ def _table(plain: dict[str, Any]) -> TableFile:
 
 def _entry(plain: dict[str, Any]) -> Entry:
     """Return the entry of a rank; raise ValueError if its file has another name."""
-    rename_old_keys(plain)
     note = plain["clock_note"]
     entry = Entry(
         **{

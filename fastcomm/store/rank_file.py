@@ -1,7 +1,7 @@
 """Read the file of one rank of a store."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from fastcomm import files, store
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.options import StepBoundary
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.store import small_tables
 from fastcomm.store.files import check_provenance, over, reapplied, restored
@@ -39,9 +38,6 @@ _META: dict[str, Any] = {
     "format": str,
     "found_by": str,
     "clock": str | None,
-}
-# Stores of older releases lack these.
-_LATER_META: dict[str, Any] = {
     **dict.fromkeys(("gpu", "host"), str | None),
     **dict.fromkeys(("is_truncated", "is_host_run"), bool),
 }
@@ -111,10 +107,10 @@ def read(
         stored = restored(metadata["reading"])
         check_provenance(metadata, provenance, path)
         effective = over(options, stored)
-        clock = _clock(metadata, options.iterations.clock, stored.iterations.clock)
-        is_changed = effective != stored or not _has_windows(
-            metadata, clock, stored.iterations.clock
-        )
+        clock = options.iterations.clock
+        clock = stored.iterations.clock if clock == "auto" else clock
+        is_missing = clock == "device" and metadata["device_steps"] is None
+        is_changed = effective != stored or is_missing
         column_set = "all" if is_changed else column_set
         is_whole = options.whole and column_set != "metrics"
         # With other iterations, the causes of idle time are found again, from all events.
@@ -143,27 +139,6 @@ def _check_contents(
         raise TraceFileError(
             f"{path}: holds only what metrics need; ingest the traces again for the rest"
         )
-
-
-def _clock(
-    metadata: Mapping[str, Any], requested: StepBoundary, stored: StepBoundary
-) -> StepBoundary:
-    """Return the clock of the iterations: the requested one, else the stored one.
-
-    Stores without device windows stored "host" unless another clock was requested.
-    """
-    if requested != "auto":
-        return requested
-    return stored if "device_steps" in metadata or stored == "device" else "auto"
-
-
-def _has_windows(
-    metadata: Mapping[str, Any], clock: StepBoundary, stored: StepBoundary
-) -> bool:
-    """Return whether the file has the windows of iterations that the clock needs."""
-    if "device_steps" not in metadata and stored == "device":
-        return False  # its only windows are on the device's clock
-    return clock != "device" or metadata.get("device_steps") is not None
 
 
 @contextmanager
@@ -224,19 +199,17 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
         metadata: dict[str, Any] = orjson.loads(text)
     except orjson.JSONDecodeError:  # a source whose name is not UTF-8
         metadata = json.loads(text)
-    store.checked_layout(metadata["layout"], str(path))
+    store.check_layout(metadata["layout"], path)
+    small_tables.check_names(metadata, path)
     meta = metadata["meta"]
-    store.rename_old_keys(meta)
-    later = {name: kind for name, kind in _LATER_META.items() if name in meta}
-    for name, kind in (_META | later).items():
+    for name, kind in _META.items():
         value = meta[name]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise TypeError(f"{name} {str(value)[:40]!r}")
     for name in ("warnings", "missing_data", "unused"):
-        # Stores of older releases lack "unused".
-        if not all(isinstance(text, str) for text in meta.get(name, ())):
+        if not all(isinstance(text, str) for text in meta[name]):
             raise TypeError(f"{name} are no texts")
-    if not all(isinstance(text, str) for text in metadata.get("device_notes", ())):
+    if not all(isinstance(text, str) for text in metadata["device_notes"]):
         raise TypeError("device_notes are no texts")
     return metadata
 
@@ -262,13 +235,10 @@ def _columns(
     names |= {_COMM[name] for name in tables["comm"].names if name != "event"}
     if is_whole or column_set == "all":
         names.add("event")  # without it, rows are of one section, in the order of events
-    present, one_message = set(file_schema.names), set(schema.OF_ONE)
-    if metadata.get("partners") is False or not present.issuperset(schema.PARTNERS):
-        names -= {*schema.PARTNERS, *one_message}
-    elif "peer" in names and not present.issuperset(one_message):  # stored by an older fastcomm
-        names = names - one_message | set(schema.PARTNERS)
+    if not metadata["partners"]:
+        names -= {*schema.PARTNERS, *schema.OF_ONE}
     if is_whole:
-        names |= set(tables["args"].names) & present
+        names |= set(tables["args"].names) & set(file_schema.names)
     return sorted(names)
 
 
@@ -312,19 +282,17 @@ def _in_numbers(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array(numbers, pa.int8())
 
 
-_BEFORE_DEVICE_CLOCK = (
-    "stored without windows on the device's clock, or by an older rule: iterations are by the "
-    "host's marks; ingest the traces again, or pass --step-boundary device"
-)
-
-
 def _trace(
     rows: pa.Table, metadata: dict[str, Any], path: Path, column_set: schema.ColumnSet
 ) -> Trace:
     """Assemble a trace from its rows and metadata."""
     small = small_tables.tables(metadata, with_lanes=column_set != "metrics")
+    groups = small["groups"]
+    _check_places(groups["tag"], len(schema.TAGS), "tag")
+    _check_places(groups["tag_source"], len(schema.TAG_SOURCES), "tag_source")
+    _check_places(pc.list_flatten(groups["candidates"]), len(schema.TAGS), "candidates")
     if "group_id" in rows.column_names:
-        _check_places(rows["group_id"], small["groups"].num_rows, "group")
+        _check_places(rows["group_id"], groups.num_rows, "group")
     if "lane" in rows.column_names:
         _check_places(rows["lane"], small["lanes"].num_rows, "lane")
     meta: dict[str, Any] = {
@@ -342,10 +310,9 @@ def _trace(
     }
     is_all = column_set == "all"
     trace = Trace.of(**parts) if is_all else Trace.narrow(**parts, columns=column_set)
-    columns = metadata.get("device_steps")
+    columns = metadata["device_steps"]
     on_device = None if columns is None else pa.table(columns, schema.ITERATIONS)
-    notes = tuple(metadata.get("device_notes", (_BEFORE_DEVICE_CLOCK,)))
-    trace = trace.with_device_iterations(on_device, notes)
+    trace = trace.with_device_iterations(on_device, tuple(metadata["device_notes"]))
     if column_set != "metrics":
         return trace
     return replace(trace, stored_idle=small_tables.idle(trace, metadata))

@@ -1,33 +1,26 @@
 """Small tables and idle times in the metadata of a rank's file.
 
-Their codes are numbers. A file has the names that its numbers stand for, so that a later
-fastcomm may add names and reorder them.
+Their codes are numbers. A file has the names that its numbers stand for, which must be those
+of this fastcomm.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.idle.causes import CAUSE, CAUSES
+from fastcomm.errors import TraceFileError
+from fastcomm.idle.causes import CAUSES
 from fastcomm.idle.intervals import idle_times
+from fastcomm.store import REMEDY
 from fastcomm.trace import schema
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.trace import IdleTimes, Trace
-from fastcomm_kernels.arrays import NONE, Ints
 
 _TABLES = {"lanes": schema.LANES, "groups": schema.GROUPS, "iterations": schema.ITERATIONS}
 _NAMES = {"tag": TAGS, "tag_source": schema.TAG_SOURCES, "cause": CAUSES}
-# The names in a file that has none: those of the releases that did not write them.
-_FIRST_NAMES = {
-    "tag": ("DP", "TP", "PP", "EP", "CP", "OTHER"),
-    "tag_source": ("explicit", "description", "ranks", "heuristic", "none"),
-    "cause": (
-        *("launch_bound", "synchronization", "pipeline_bubble", "data_loading"),
-        *("python", "kernel_gaps", "host_work", "unknown"),
-    ),
-}
 
 
 def of_trace(trace: Trace) -> dict[str, Any]:
@@ -53,74 +46,48 @@ def _windows(trace: Trace) -> Iterator[tuple[str, pa.Table]]:
         yield "device", trace.device_iterations
 
 
-def _names(metadata: Mapping[str, Any], column: str) -> tuple[str, ...]:
-    """Return the names that the numbers of a column stand for in a file."""
-    return tuple(metadata.get("names", _FIRST_NAMES)[column])
-
-
-def _numbers(metadata: Mapping[str, Any], column: str) -> dict[int, int]:
-    """Return the number here of each number in a file whose name is known."""
-    names = _NAMES[column]
-    return {
-        number: names.index(name)
-        for number, name in enumerate(_names(metadata, column))
-        if name in names
-    }
+def check_names(metadata: Mapping[str, Any], path: Path) -> None:
+    """Raise TraceFileError if numbers of a file stand for other names than here."""
+    if {name: tuple(texts) for name, texts in metadata["names"].items()} != _NAMES:
+        raise TraceFileError(
+            f"{path}: stored by a fastcomm with other parallelisms or causes of idle time; "
+            f"{REMEDY}"
+        )
 
 
 def tables(metadata: Mapping[str, Any], *, with_lanes: bool) -> dict[str, pa.Table]:
     """Return the small tables of a file, by name.
 
-    Raises KeyError for tags that this fastcomm does not know, and errors of Python and Arrow
-    for damaged tables.
+    Raises errors of Python and Arrow for damaged tables.
     """
-    tag, source = (_numbers(metadata, column) for column in ("tag", "tag_source"))
-    groups = dict(metadata["groups"])
-    groups["tag"] = [tag[number] for number in groups["tag"]]
-    groups["tag_source"] = [source[number] for number in groups["tag_source"]]
-    groups["candidates"] = [
-        fits and [tag[number] for number in fits] for fits in groups["candidates"]
-    ]
-    columns = {**metadata, "groups": groups}
     return {
-        name: pa.table(columns[name], table_schema)
+        name: pa.table(metadata[name], table_schema)
         for name, table_schema in _TABLES.items()
         if name != "lanes" or with_lanes
     }
 
 
 def idle(trace: Trace, metadata: Mapping[str, Any]) -> dict[str, IdleTimes]:
-    """Return the stored idle times of a trace by clock; {} in files of older releases.
-
-    Time of causes that this fastcomm does not know is of an unknown cause. Causes that the file
-    does not know have none.
+    """Return the stored idle times of a trace by clock.
 
     Raises ValueError or IndexError if times do not fit the iterations.
     """
-    causes = [CAUSE.get(name, NONE) for name in _names(metadata, "cause")]
-    stored = metadata.get("idle", {})
+    stored = metadata["idle"]
     return {
-        clock: _idle_times(stored[clock], np.array(causes), len(table))
+        clock: _idle_times(stored[clock], len(table))
         for clock, table in _windows(trace)
         if clock in stored
     }
 
 
-def _idle_times(stored: Mapping[str, Any], causes: Ints, steps: int) -> IdleTimes:
-    """Return idle times whose cause with number `k` in the file is `causes[k]` here."""
-    own = np.array(stored["ns"], np.int64).reshape(-1, len(causes))
+def _idle_times(stored: Mapping[str, Any], steps: int) -> IdleTimes:
+    ns = np.array(stored["ns"], np.int64).reshape(-1, len(CAUSES))
     evidence = pa.table(stored["evidence"], schema.IDLE_EVIDENCE)
     has_null = any(column.null_count for column in evidence.columns)
-    if len(own) != steps or (own < 0).any() or has_null:
-        raise ValueError(f"idle times of {len(own)} steps, of {steps}")
-    for name, count in (("step", steps), ("cause", len(causes))):
+    if len(ns) != steps or (ns < 0).any() or has_null:
+        raise ValueError(f"idle times of {len(ns)} steps, of {steps}")
+    for name, count in (("step", steps), ("cause", len(CAUSES))):
         places = evidence[name].to_numpy()
         if len(places) and not 0 <= places.min() <= places.max() < count:
             raise IndexError(f"{name} of idle time outside 0 to {count}")
-    ns = np.zeros((steps, len(CAUSES)), np.int64)
-    unknown = CAUSE["unknown"]
-    np.add.at(ns.T, np.where(causes == NONE, unknown, causes), own.T)
-    cause = causes[evidence["cause"].to_numpy()]
-    place = evidence.schema.get_field_index("cause")
-    evidence = evidence.set_column(place, evidence.field("cause"), [pa.array(cause, pa.int8())])
-    return IdleTimes(ns=ns, evidence=evidence.filter(pa.array(cause != NONE)))
+    return IdleTimes(ns=ns, evidence=evidence)

@@ -128,7 +128,7 @@ def test_tables_of_a_store_are_compared_with_their_checksums(tmp_path, name):
         }
 
 
-def test_a_store_without_table_checksums_is_reported(tmp_path):
+def test_a_table_outside_of_its_store_is_reported(tmp_path):
     write(Job.of(ranks=1, steps=1, layers=1), tmp_path / "traces")
     store = tmp_path / "store"
     ingest(plan([tmp_path / "traces"], store))
@@ -137,11 +137,6 @@ def test_a_store_without_table_checksums_is_reported(tmp_path):
     said["tables"][0]["name"] = "../../secret"
     path.write_text(json.dumps(said))
     assert found(store, code=1)["store"]["found"].startswith("cannot be opened")
-    del said["tables"]
-    path.write_text(json.dumps(said))
-    told = found(store)["store"]
-    assert told["state"] == "note"
-    assert told["found"].endswith("no checksums of tables, which are not checked")
 
 
 def test_an_unreadable_or_incomplete_store_is_reported_without_its_path(tmp_path):

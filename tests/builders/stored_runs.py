@@ -1,8 +1,5 @@
 """Runs that are stored and then measured."""
 
-import json
-
-import pyarrow.parquet as pq
 from builders import kineto_text as k
 from builders.opened import open_run
 
@@ -10,7 +7,7 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config
-from fastcomm.store import ABOUT, MANIFEST, files, writer
+from fastcomm.store import files, writer
 
 WHOLE = TraceOptions(whole=True)
 
@@ -48,28 +45,3 @@ def write_run(folder):
         k.write(folder / "traces" / f"rank{rank}.json", STEP, rank=rank, world=4)
     ingest(plan([folder / "traces"], folder / "store"))
     return folder
-
-
-def as_first_layout(folder, *, without=()):
-    """Write a store as an early version did: other keys, no sizes and hashes of files."""
-    manifest = json.loads((folder / MANIFEST).read_text())
-    del manifest["writer"]
-    for entry in manifest["ranks"]:
-        del entry["footer"]
-        entry["lacks"] = entry.pop("missing_data")
-        _with_first_keys(folder / entry["file"], without)
-        entry["size"] = (folder / entry["file"]).stat().st_size
-    (folder / MANIFEST).write_text(json.dumps({**manifest, "layout": 1}))
-
-
-def _with_first_keys(path, without):
-    with pq.ParquetFile(path) as file:
-        groups = [file.read_row_group(n) for n in range(file.num_row_groups)]
-        about = json.loads(file.metadata.metadata[ABOUT])
-    meta = {name: value for name, value in about["meta"].items() if name not in without}
-    meta["lacks"] = meta.pop("missing_data")
-    text = json.dumps({**about, "meta": meta, "layout": 1})
-    schema = groups[0].schema.with_metadata({ABOUT: text})
-    with pq.ParquetWriter(path, schema) as file:
-        for group in groups:
-            file.write_table(group.replace_schema_metadata(schema.metadata))

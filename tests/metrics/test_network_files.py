@@ -7,7 +7,6 @@ import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
 from builders.opened import open_run
-from builders.stored_runs import as_first_layout
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
@@ -85,13 +84,6 @@ def test_a_truncated_trace_keeps_its_host(tmp_path):
     path.write_text(path.read_text()[:-3])
     reading = invoke("metrics", tmp_path, "--allow-truncated", "--json")
     assert json.loads(reading.stdout)["network"]["nodes_by"] == "hosts"
-
-
-def test_an_older_store_has_no_hosts(tmp_path):
-    (tmp_path / "traces").mkdir()
-    ingest(plan([named(tmp_path / "traces", ["a", "b"])], tmp_path / "store"))
-    as_first_layout(tmp_path / "store", without=("host",))
-    assert compute_metrics(open_run(tmp_path / "store")).network.nodes_by is None
 
 
 def test_the_configuration_states_the_limits(tmp_path):

@@ -309,10 +309,7 @@ def test_idle_time_has_a_section_by_cause_and_rank(found):
 
 
 def test_unknown_causes_of_idle_time_say_why(found):
-    section = breakdown.idle_section(replace(found, idle=dict.fromkeys(found.idle)), "")
-    assert pages.plain(section.lead) == (
-        "The causes of idle time are n/a: an older fastcomm stored the run; ingest the traces "
-        "again."
-    )
+    section = breakdown.idle_section(replace(found, idle=dict.fromkeys(found.idle)), "no work")
+    assert pages.plain(section.lead) == "The causes of idle time are n/a: no work."
     busy = breakdown.idle_section(replace(found, idle=dict.fromkeys(found.idle, 0.0)), "")
     assert pages.plain(busy.lead) == "No device is ever idle."

@@ -34,16 +34,6 @@ def rewrite(path, change=lambda table: table, **said):
     pq.write_table(change(table).replace_schema_metadata({ABOUT: text}), path)
 
 
-@pytest.mark.parametrize("said", [True, None])
-def test_partners_are_looked_for_unless_a_file_says_it_has_none(run, said):
-    path = run / "store" / "rank-00000.parquet"
-    assert store_reader.about(path)["partners"] is False
-    wanted = store_reader.read(path, TraceOptions(), 0)
-    assert wanted.comm["root"].null_count == wanted.comm.num_rows == 1
-    rewrite(path, partners=said)
-    assert plain(store_reader.read(path, TraceOptions(), 0).comm) == plain(wanted.comm)
-
-
 def test_a_file_with_partners_says_so(tmp_path):
     trace = reader.read(k.write(tmp_path / "rank0.json", STEP), WHOLE)
     place, partners = trace.comm.column_names.index("sends_to"), pa.list_(pa.int32())
@@ -157,8 +147,9 @@ def with_about(**changes):
         (cut, "damaged, or no file of a store"),
         (other_parquet, "damaged, or no file of a store"),
         (other_rank, "the file says rank 0, the store rank 1"),
-        (with_about(layout=99), "layout 99 by a newer fastcomm"),
-        (with_about(layout="1"), "layout '1', expected a number"),
+        (with_about(layout=99), "a store of layout 99, this fastcomm reads layout 1; remove"),
+        (with_about(layout=True), "a store of layout True"),
+        (with_about(names={"tag": ["DP"]}), "with other parallelisms or causes of idle time"),
         (with_about(reading={}), r"damaged, or no file of a store \(KeyError"),
         (with_about(lanes={"process": []}), r"rank-00001.parquet: damaged|lanes: no column"),
         (with_about(iterations={"number": [1], "start": [5], "stop": [1]}), "stops before"),

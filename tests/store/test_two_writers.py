@@ -13,7 +13,6 @@ from builders import kineto_text as k
 from builders.commands import contents, invoke
 from builders.fault_tools import agree
 from builders.opened import open_run
-from builders.stored_runs import as_first_layout
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
@@ -181,14 +180,3 @@ def test_a_store_without_a_valid_rank_is_an_error_with_keep_going(one, tmp_path)
     for path in store.glob("rank-*"):
         path.write_bytes(b"PAR1")
     assert "4 bytes" in invoke("metrics", store, "--keep-going", code=1).stderr
-
-
-def test_a_store_of_an_earlier_layout_opens(one, tmp_path):
-    store = tmp_path / "store"
-    ingest(plan([one], store))
-    wanted = compute_metrics(open_run(store)).to_dict()
-    as_first_layout(store)
-    assert compute_metrics(open_run(store)).to_dict() == wanted
-    again = ingest(plan([one], store))
-    assert again.kept == (0, 1, 2)
-    assert all(entry.footer for entry in again.manifest.ranks)

@@ -221,7 +221,6 @@ def idle_section(metrics: Metrics, why: str) -> Section:
     place = "rank" if metrics.is_host_run else "device"
     title, shares = f"Why are {place}s idle?", metrics.idle
     if any(share is None for share in shares.values()):
-        why = why or "an older fastcomm stored the run; ingest the traces again"
         chart = "Idle time by cause"
         return html.unknown_section("idle", title, "The causes of idle time are", chart, why)
     cause = totals.largest(shares)

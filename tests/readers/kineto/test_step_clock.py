@@ -186,45 +186,13 @@ def test_a_store_ingested_on_the_host_clock_keeps_it_by_default(ahead, tmp_path)
     assert numbers(measured(tmp_path / "store", "device")) == numbers(measured(ahead))
 
 
-def make_old(store, clock):
-    """Make a store as it was before it had windows on both clocks."""
+def test_a_damaged_clock_in_a_store_is_an_error_with_its_path(store):
     for path in store.glob("rank-*.parquet"):
         with pq.ParquetFile(path) as file:
-            about = json.loads(file.metadata.metadata[ABOUT])
-            groups = [file.read_row_group(group) for group in range(file.num_row_groups)]
-        on_device = about.pop("device_steps")
-        about["iterations"] = on_device if clock == "device" else about["iterations"]
-        about["reading"]["iterations"]["clock"] = clock
-        del about["device_notes"], about["meta"]["is_truncated"]
-        with pq.ParquetWriter(path, groups[0].schema, store_schema=False) as writer:
-            writer.add_key_value_metadata({ABOUT: json.dumps(about)})
-            for group in groups:
-                writer.write_table(group)
-    manifest = store / "fastcomm.json"
-    said = json.loads(manifest.read_text())
-    said["reading"]["iterations"]["clock"] = clock
-    manifest.write_text(json.dumps(said))
+            table, about = file.read(), json.loads(file.metadata.metadata[ABOUT])
+        about["reading"]["iterations"]["clock"] = "sundial"
+        pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(about)}), path)
     agree(store)
-    return store
-
-
-def test_an_old_store_uses_the_host_clock_with_a_warning(ahead, store):
-    make_old(store, "host")
-    found = measured(store)
-    assert numbers(found) == numbers(measured(ahead, "host"))
-    assert any("stored without windows on the device's clock" in w for w in found.warnings)
-    assert numbers(measured(store, "device")) == numbers(measured(ahead))
-
-
-@pytest.mark.parametrize("clock", ["auto", "device", "host"])
-def test_an_old_store_with_device_steps_supports_both_clocks(ahead, store, clock):
-    make_old(store, "device")
-    assert numbers(measured(store, clock)) == numbers(measured(ahead, clock))
-    assert opened(store).read(0, "all").iterations["start"].to_pylist() == [0, 20_000]
-
-
-def test_a_damaged_clock_in_a_store_is_an_error_with_its_path(store):
-    make_old(store, "sundial")
     with pytest.raises(TraceFileError, match=r"rank-00000.parquet: damaged.*sundial"):
         measured(store)
 
