@@ -48,7 +48,7 @@ _FORMS = {
     "--fail-if": ("iteration.mean_ns > {}", "iteration.mean_ns > +{}%"),
     "--hot-ranks": ("0:{}", "{}:2"),
     "--over": ("zipf_alpha={}", "num_nodes={}", "seq_len={}", "seed={}"),
-    "--dask": ("local:{}", "tcp://127.0.0.1:{}"),
+    "--dask": ("tcp://127.0.0.1:{}",),
     "--instance": ("0:{}",),
     "--memory": ("{}GiB",),
     "--seq-len": ("{}Ki", "4096,{}"),

@@ -33,7 +33,7 @@ def test_a_command_works_without_ipv6_and_without_a_home_directory(tmp_path):
     if shutil.which("unshare") is None or run(*plain, "true").returncode:
         pytest.skip("no network of its own can be made here")
     traces = write_run(tmp_path) / "traces"
-    words = (sys.executable, "-m", "fastcomm", "metrics", traces, "--dask", "local:1", "--json")
+    words = (sys.executable, "-m", "fastcomm", "metrics", traces, "--workers", "2", "--json")
     done = run(*plain, *words, without=("HOME",))
     assert (done.returncode, done.stderr) == (0, "")
     assert '"ranks"' in done.stdout

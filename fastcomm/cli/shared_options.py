@@ -147,7 +147,7 @@ _PROCESSES = workers_option(not_with=("--dask",), needs=("--all",))
 _CLUSTER: _Options = [
     _cluster(
         "dask",
-        "Use a Dask cluster: tcp://host:8786, file:scheduler.json, or local:4.",
+        "Use a Dask cluster: tcp://host:8786 or file:scheduler.json.",
         metavar="ADDRESS",
         # With these, one rank is read, on this machine.
         not_with=("--compat", "--save", "--deps", "--to uniform"),

@@ -43,7 +43,6 @@ from fastcomm.executors.dask_cluster import (
     quiet,
 )
 from fastcomm.executors.processes import check_code, code
-from fastcomm.process import temporary_folder
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, Spread, one_by_one
 
 if TYPE_CHECKING:
@@ -66,13 +65,12 @@ def connected(
     Parameters
     ----------
     address
-        The address of a scheduler, ``file:PATH`` of a scheduler file, or ``local:N`` to start N
-        worker processes on this machine for the time of the block.
+        The address of a scheduler, or ``file:PATH`` of a scheduler file.
     wait_s
         Seconds to wait for the scheduler, and for a first worker.
     scratch
-        A directory that all workers share, for spill files. Without it, ``local:N`` uses a
-        temporary one; on other clusters partial results are merged in one worker's memory.
+        A directory that all workers share, for spill files. Without it, partial results are
+        merged in one worker's memory.
 
     Raises
     ------
@@ -84,9 +82,7 @@ def connected(
     """
     with ExitStack() as stack:
         stack.enter_context(quiet())
-        if address.startswith("local:") and scratch is None:
-            scratch = stack.enter_context(temporary_folder())
-        arguments = client_arguments(address, wait_s, stack)
+        arguments = client_arguments(address, wait_s)
         try:
             client = InterruptibleClient(  # type: ignore[no-untyped-call]
                 **arguments, timeout=wait_s, set_as_default=False

@@ -1,25 +1,21 @@
-"""Find or start a Dask cluster, and keep objects on its workers."""
+"""Reach a Dask cluster, and keep objects on its workers."""
 
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from fastcomm.checks import MOST_WORKERS, shortened
+from fastcomm.checks import shortened
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
-from fastcomm.executors.processes import blocked_signals, check_code, check_same, code, versions
-from fastcomm.process import safe_children, temporary_folder
-from fastcomm_kernels import temporary
+from fastcomm.executors.processes import check_code, check_same, code, versions
 
 try:
-    import dask
-    from distributed import Client, Nanny, Scheduler, Security, SpecCluster, Worker
-    from distributed.node import ServerNode
+    from distributed import Client
 except ImportError as error:
     raise ConfigError(
         f"--dask needs the extra: pip install 'fastcomm[dask]' ({error})"
@@ -32,37 +28,6 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-@contextmanager
-def started(workers: int) -> Iterator[SpecCluster]:
-    """Start a scheduler and worker processes, and end them after the block.
-
-    Raises `ConfigError` if the package that makes certificates is not installed.
-    """
-    security = _security()
-    with safe_children(), temporary_folder() as folder, temporary.used_by_libraries():
-        # Python imports modules from this directory: others must not be able to write to it.
-        settings = {
-            "distributed.scheduler.allowed-failures": 1,
-            "temporary-directory": str(folder),
-        }
-        with dask.config.set(settings), ExitStack() as stack:
-            with blocked_signals():
-                cluster = stack.enter_context(_cluster(workers, security, str(folder)))
-            yield cluster
-
-
-def _security() -> Security:
-    """Return a key and a certificate for this run, in memory."""
-    try:
-        security: Security = Security.temporary()
-    except ImportError as error:
-        raise ConfigError(
-            "--dask local:N needs the extra: pip install 'fastcomm[dask]' (cryptography is not "
-            "installed)"
-        ) from error
-    return security
-
-
 class InterruptibleClient(Client):
     """A client whose connecting or closing may be interrupted by a signal."""
 
@@ -72,61 +37,21 @@ class InterruptibleClient(Client):
             super().__del__()  # type: ignore[no-untyped-call]
 
 
-class _NoHttp(ServerNode):
-    """A server without HTTP: Dask opens a port even without a dashboard."""
-
-    def start_http_server(self, *args: Any, **kwargs: Any) -> None:
-        """Open the port, which other servers ask for, and close it before it answers."""
-        super().start_http_server(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self.http_server.stop()
-
-
-class _Scheduler(_NoHttp, Scheduler):
-    pass
-
-
-class _Worker(_NoHttp, Worker):
-    pass
-
-
-def _cluster(workers: int, security: Security, folder: str) -> SpecCluster:
-    common = {"security": security, "protocol": "tls://", "host": "127.0.0.1"}
-    scheduler = {**common, "dashboard": False, "dashboard_address": "127.0.0.1:0", "port": 0}
-    worker = {
-        **common,
-        "worker_class": _Worker,
-        "nthreads": 1,
-        "local_directory": folder,
-        "memory_limit": 1 / workers,
-        "dashboard": False,
-        "silence_logs": logging.CRITICAL,
-    }
-    return SpecCluster(
-        scheduler={"cls": _Scheduler, "options": scheduler},
-        workers={number: {"cls": Nanny, "options": worker} for number in range(workers)},
-        security=security,
-        silence_logs=logging.CRITICAL,
-    )
-
-
-FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
+FORMS = "file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
 WAIT_S = 60.0  # for the scheduler, and for a first worker
 _LOOK_S = 1.0  # between two checks that the cluster still works
 _FILE_LOOK_S = 0.1  # between two checks for a file
 
 
-def client_arguments(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
+def client_arguments(address: str, wait_s: float) -> dict[str, Any]:
     """Return the keyword arguments of `distributed.Client` for an address of --dask.
 
     Parameters
     ----------
     address
-        ``local:N`` starts a cluster of N workers, ``file:PATH`` names a scheduler's file; any
-        other is the address of a scheduler.
+        ``file:PATH`` names a scheduler's file; any other is the address of a scheduler.
     wait_s
         Time in s that the scheduler's file may take to appear.
-    stack
-        Ends a cluster that was started.
 
     Raises
     ------
@@ -135,14 +60,6 @@ def client_arguments(address: str, wait_s: float, stack: ExitStack) -> dict[str,
 
     """
     kind, _, suffix = address.partition(":")
-    if kind == "local":
-        is_number = suffix.isdecimal() and len(suffix) <= len(str(MOST_WORKERS))
-        if not is_number or not 1 <= int(suffix) <= MOST_WORKERS:
-            raise ConfigError(
-                f"invalid --dask local:{shortened(suffix)}: expected a number of workers from "
-                f"1 to {MOST_WORKERS}, as in local:4"
-            )
-        return {"address": stack.enter_context(started(int(suffix)))}
     if kind == "file":
         _wait_for(Path(suffix), address, wait_s)
         return {"scheduler_file": suffix}
@@ -207,12 +124,8 @@ class ClusterConnection:
     client: "Client"
     address: str
     wait_s: float = WAIT_S
+    is_local: ClassVar[bool] = False
     warnings: list[str] = field(default_factory=list)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the workers run on this machine, started by `local:N`."""
-        return self.address.startswith("local:")
 
     def check_versions(self) -> None:
         """Compare the versions of the scheduler and all workers with those of this process.

@@ -174,7 +174,7 @@ def test_doctor_checks_a_cluster(tmp_path):
 
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("local:none", "no such address, or no extra dask"), ("tcp://127.0.0.1:1", "failed: ")],
+    [("nowhere", "no such address, or no extra dask"), ("tcp://127.0.0.1:1", "failed: ")],
 )
 def test_an_unreachable_cluster_is_reported_without_its_address(address, words):
     said = found("--dask", address, "--dask-wait", "0.1", code=1)["dask"]

@@ -197,7 +197,7 @@ def test_a_help_text_names_the_one_partner():
             ["--all-edges needs --overlay.", "--all-events", "needs --compat hta."],
         ),
         (
-            "critical-path . --workers 2 --dask local:2",
+            "critical-path . --workers 2 --dask tcp://x:1",
             ["--workers has no effect with --dask; leave one out."],
         ),
         ("stats . --against . --output x", ["--output has no effect with --against;"]),

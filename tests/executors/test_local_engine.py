@@ -110,18 +110,13 @@ def endless(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("command", "whom", "how"),
-    [
-        ("metrics", "group", ("--workers", "2")),
-        ("ingest", "group", ("--workers", "2")),
-        ("ingest", "alone", ("--workers", "2")),
-        ("ingest", "group", ("--dask", "local:2")),
-    ],
+    ("command", "whom"),
+    [("metrics", "group"), ("ingest", "group"), ("ingest", "alone")],
 )
-def test_ctrl_c_leaves_no_incomplete_file_and_no_process(many, tmp_path, command, whom, how):
+def test_ctrl_c_leaves_no_incomplete_file_and_no_process(many, tmp_path, command, whom):
     """Of the terminal, which sends it to all processes, and of a script, to the first alone."""
     output = tmp_path / "out"
-    words = [command, many, *how, "--output", output]
+    words = [command, many, "--workers", "2", "--output", output]
     started = subprocess.Popen(
         [sys.executable, "-m", "fastcomm", *map(str, words)],
         stderr=subprocess.PIPE,
@@ -187,29 +182,26 @@ def test_sigterm_ends_the_server_that_compiles_kernels(many, tmp_path):
 
 
 _MOMENTS = [
-    (("--workers", "2"), (signal.SIGINT,), 0.2),
-    (("--workers", "2"), (signal.SIGTERM, signal.SIGINT), 0.6),
-    (("--dask", "local:1"), (signal.SIGTERM, signal.SIGINT), 1.2),
+    ((signal.SIGINT,), 0.2),
+    ((signal.SIGTERM, signal.SIGINT), 0.6),
 ]
 _EVERY_MOMENT = product(
-    (("--workers", "2"), ("--dask", "local:2")),
     ((signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)),
     np.arange(0.1, 3.1, 0.1),
 )
 
 
 @pytest.mark.parametrize(
-    ("how", "numbers", "seconds"),
+    ("numbers", "seconds"),
     [*_MOMENTS, *(pytest.param(*each, marks=pytest.mark.soak) for each in _EVERY_MOMENT)],
 )
-def test_signals_at_any_moment_leave_no_files_or_processes(
-    endless, tmp_path, how, numbers, seconds
-):
+def test_signals_at_any_moment_leave_no_files_or_processes(endless, tmp_path, numbers, seconds):
     """To the group of processes, while they start and work."""
     temporary, output = tmp_path / "tmp", tmp_path / "out"
     temporary.mkdir()
+    words = ["metrics", endless, "--workers", "2", "--output", output]
     started = subprocess.Popen(
-        [sys.executable, "-m", "fastcomm", "metrics", endless, *how, "--output", output],
+        [sys.executable, "-m", "fastcomm", *map(str, words)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
