@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from time import monotonic, sleep
+from time import monotonic
 from types import FrameType
 
 from fastcomm.errors import ConfigError
@@ -119,40 +119,10 @@ def _restore() -> None:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _QUIET_S = 3.0  # long enough to clean up; after it, a signal interrupts again
-_AGAIN_S = 0.02  # until a signal is sent again whose exception was lost
 
 _last_signal_s = -_QUIET_S
-_to_send: int | None = None  # signal whose exception was lost
-_on_its_way = (0, 0)  # process and identity of the exception that was raised last
-_is_ignored = False  # whether an exception that is raised now would be ignored
 _deferrals = 0
 _deferred: list[int] = []
-
-
-class _BySignal:
-    """An exception of a signal, which sends the signal again where Python or C code drops it.
-
-    Code in C that looks for something, such as an optional module, forgets every exception.
-    One that is not forgotten lives until `interruptible` or the command ends.
-    """
-
-    number = 0
-
-    def __del__(self) -> None:
-        """Send the signal again if this is the exception that is on its way."""
-        if (
-            _on_its_way == (os.getpid(), id(self))
-            and signal.getsignal(self.number) is interrupt
-        ):
-            _send_again(self.number)
-
-
-class _Interrupted(_BySignal, KeyboardInterrupt):
-    """Ctrl-C."""
-
-
-class _Terminated(_BySignal, SystemExit):
-    """The end by a signal."""
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:
@@ -160,26 +130,14 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
 
     Signals to a group of processes come in pairs, and the second must not stop the cleaning up.
     """
-    global _last_signal_s, _to_send  # noqa: PLW0603 - signals are of the process
-    if _is_ignored:
-        return  # it is sent again
-    _to_send = None
+    global _last_signal_s  # noqa: PLW0603 - signals are of the process
     if _deferrals:
         _deferred.append(number)
         return
     if monotonic() - _last_signal_s < _QUIET_S:
         return
     _last_signal_s = monotonic()
-    raise _exception_of(number)
-
-
-def _exception_of(number: int) -> _Interrupted | _Terminated:
-    """Return the exception of a signal, which is on its way from now on."""
-    global _on_its_way  # noqa: PLW0603
-    error = _Interrupted() if number == signal.SIGINT else _Terminated(128 + number)
-    error.number = number
-    _on_its_way = os.getpid(), id(error)
-    return error
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 @contextmanager
@@ -201,8 +159,7 @@ def deferred() -> Iterator[None]:
 
 
 def handle() -> None:
-    """Handle signals by `interrupt`, also while a destructor runs."""
-    sys.unraisablehook = _print_others
+    """Handle signals by `interrupt`."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup or a shell wants it
             signal.signal(number, interrupt)
@@ -211,49 +168,16 @@ def handle() -> None:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Handle signals by `interrupt` in this block; do nothing outside of the main thread."""
-    global _to_send, _on_its_way  # noqa: PLW0603
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    unraisable = sys.unraisablehook
     handle()
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        sys.unraisablehook = unraisable
-        _on_its_way = 0, 0
-        if _to_send is not None:
-            unhandled, _to_send = _to_send, None
-            signal.raise_signal(unhandled)
-
-
-def _print_others(args: "sys.UnraisableHookArgs") -> None:
-    """Print an error that Python cannot raise, unless its signal is sent again."""
-    if not isinstance(args.exc_value, _BySignal):
-        sys.__unraisablehook__(args)
-
-
-def _send_again(number: int) -> None:
-    """Send a signal again whose exception was lost."""
-    global _last_signal_s, _to_send, _is_ignored  # noqa: PLW0603
-    _is_ignored = True
-    _last_signal_s = -_QUIET_S
-    _to_send = number
-    threading.Thread(target=_send_until_handled, daemon=True).start()
-    _is_ignored = False  # last, as Python looks for signals after calls
-
-
-def _send_until_handled() -> None:
-    """Send the signal whose exception was lost until its handler may raise it."""
-    while True:
-        sleep(_AGAIN_S)
-        number = _to_send
-        if number is None:
-            return
-        os.kill(os.getpid(), number)
 
 
 _folders: dict[Path, int] = {}  # the process that made each: a fork must not remove them
