@@ -17,7 +17,7 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import FastcommError
 from fastcomm.store import read_manifest
 from fastcomm.synthetic import Job, write
-from fastcomm_kernels._jit import Folders, KernelCache
+from fastcomm_kernels._jit import CodeFolder, KernelCache
 
 _RUNS = ("one", "other")
 _PRINT = (
@@ -79,7 +79,7 @@ def run_kernel(path: Path) -> None:
         return 2 * number + 1
 
     compiled = numba.njit(function)
-    compiled._cache = KernelCache(function, Folders(path, "code"))
+    compiled._cache = KernelCache(function, CodeFolder(path, "code"))
     assert compiled(20) == 41
 
 

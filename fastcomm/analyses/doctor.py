@@ -172,8 +172,8 @@ def _cache() -> Check:
     if folder is None:
         return Check(
             "cache",
-            f"{place}: cannot be made or written to, so that what it lacks is kept in a "
-            "temporary folder, or compiled anew; set XDG_CACHE_HOME to a folder that can",
+            f"{place}: cannot be made or written to, so that every command compiles what it "
+            "lacks; set XDG_CACHE_HOME to a folder that can",
             "bad",
         )
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]

@@ -128,19 +128,6 @@ def cache_home() -> Path | None:
     return home / ".cache" / "fastcomm" if home.is_absolute() else None
 
 
-def code_folder() -> Path | None:
-    """Return the path of this user's temporary directory for compiled code; None without one.
-
-    Code outlives a process, so that others know where it lies. The name has a random number of
-    the running system: who packs a directory of that name into an archive has to guess it.
-    """
-    try:
-        number = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
-        return root() / f"fastcomm-{os.geteuid()}-{number}"
-    except (OSError, ValueError):
-        return None
-
-
 @contextmanager
 def used_by_libraries(longest: int | None = None) -> Iterator[None]:
     """Make `tempfile`, and so all libraries, use `root` in this block. Raises `OSError`."""

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,10 +21,6 @@ ONE = (
     "import numpy as np; from fastcomm_kernels import _jit, intervals as i;"
     "answer = i.union_length(np.array([1]), np.array([3])); k = i.union_length;"
     "print(answer, sum(k._cache_hits.values()), sum(k._cache_misses.values()))"
-)
-NOBODY = (
-    "import os, pwd\ndef nobody(number): raise KeyError(number)\n"
-    "pwd.getpwuid = nobody; os.environ.pop('HOME', None)\n"
 )
 # Without bytecode, of which Python itself would leave half files behind.
 LIMITED = (
@@ -89,14 +84,6 @@ def compiled(once, tmp_path):
     shutil.copytree(once / "cache", tmp_path / "cache")
 
 
-@pytest.fixture(scope="module")
-def spare(tmp_path_factory):
-    """A folder whose cache is a file, and what the process that compiled there printed."""
-    folder = tmp_path_factory.mktemp("spare")
-    (folder / "cache").write_text("a file in the place of the folder")
-    return folder, run(folder)
-
-
 @pytest.mark.compiled
 @pytest.mark.usefixtures("compiled")
 def test_damaged_code_is_compiled_again_with_one_warning(tmp_path):
@@ -110,30 +97,17 @@ def test_damaged_code_is_compiled_again_with_one_warning(tmp_path):
     assert run(tmp_path) == (HIT, [])
 
 
-def test_damaged_code_is_replaced_from_the_temporary_directory(folders, tmp_path, caplog):
-    folders.write("a.nbc", b"code")
-    (path,) = tmp_path.rglob("a.nbc")
-    whole = path.read_bytes()
-    spare = folders._spare(make=True)
-    spare.mkdir()
-    (spare / "a.nbc").write_bytes(whole)
-    path.write_bytes(b"")
-    assert folders.read("a.nbc") == b"code"
-    assert path.read_bytes() == whole
-    assert folders.read("a.nbc") == b"code"
-    (record,) = caplog.records
-    assert "damaged compiled code" in record.message
-
-
 def test_a_link_in_place_of_the_cache_directory_is_refused_with_a_warning(
-    folders, tmp_path, caplog
+    folder, tmp_path, caplog
 ):
-    folders.write("a.nbc", b"code")
+    folder.write("a.nbc", b"code")
     (path,) = tmp_path.rglob("a.nbc")
     path.parent.rename(tmp_path / "elsewhere")
     path.parent.symlink_to(tmp_path / "elsewhere")
-    assert folders.read("a.nbc") is None
-    assert "is a symbolic link" in caplog.text
+    assert folder.read("a.nbc") is None
+    folder.write("a.nbc", b"mine")
+    assert "compiled code is kept in memory" in caplog.text
+    assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["a.nbc"]
 
 
 @pytest.mark.compiled
@@ -153,30 +127,6 @@ def test_complete_code_that_cannot_be_written_to_is_used(tmp_path):
     assert run(tmp_path, LIMITED + ONE) == (HIT, [])
 
 
-@pytest.mark.compiled
-@pytest.mark.parametrize("blocked", ["file", "home"])
-def test_code_goes_to_a_temporary_directory_if_the_home_is_not_writable(
-    spare, tmp_path, blocked
-):
-    words = {} if blocked == "file" else {"code": NOBODY + ONE, "XDG_CACHE_HOME": ""}
-    folder, printed = (tmp_path, run(tmp_path, **words)) if words else spare
-    answer, (warning,) = printed
-    assert answer == MISSED
-    assert "compiled code is kept in a temporary folder" in warning
-    (private,) = folder.glob(f"fastcomm-{os.geteuid()}-*")
-    assert private.stat().st_mode & 0o777 == 0o700
-    assert run(folder, **words) == (HIT, [])
-
-
-@pytest.mark.compiled
-def test_a_temporary_directory_of_another_user_is_not_used(spare, tmp_path):
-    shutil.copytree(spare[0], tmp_path, dirs_exist_ok=True)
-    next(tmp_path.glob("fastcomm-*")).chmod(0o777)
-    answer, (warning,) = run(tmp_path)
-    assert answer == MISSED
-    assert "compiled code is kept in memory" in warning
-
-
 def spoil_owner(path):
     """Give a file or folder to another user, as who may; else let others write to it."""
     if os.geteuid() == 0:
@@ -192,21 +142,21 @@ def spoil_mode(path):
 @pytest.mark.parametrize("spoil", [spoil_owner, spoil_mode])
 @pytest.mark.parametrize("place", ["versions", "version", "file"])
 def test_code_that_another_user_may_have_written_is_not_read(
-    folders, tmp_path, caplog, spoil, place
+    folder, tmp_path, caplog, spoil, place
 ):
-    folders.write("a.nbc", b"code")
-    folders.mark("part")
+    folder.write("a.nbc", b"code")
+    folder.mark("part")
     (path,) = tmp_path.rglob("a.nbc")
     spoil({"versions": path.parent.parent, "version": path.parent, "file": path}[place])
-    assert folders.read("a.nbc") is None
-    assert folders.read("a.nbc") is None
+    assert folder.read("a.nbc") is None
+    assert folder.read("a.nbc") is None
     (record,) = caplog.records
     assert "belongs to another user, or others can write to it" in record.message
     assert "remove it, or set XDG_CACHE_HOME" in record.message
-    assert folders.has("part") is (place == "file")
-    assert (folders.writable is None) is (place != "file")
-    folders.write("a.nbc", b"mine")
-    assert folders.read("a.nbc") == b"mine"
+    assert folder.has("part") is (place == "file")
+    assert (folder.writable is None) is (place != "file")
+    folder.write("a.nbc", b"mine")
+    assert folder.read("a.nbc") == (b"mine" if place == "file" else None)
     assert (path.read_bytes()[-4:] == b"mine") is (place == "file")
 
 
@@ -223,31 +173,31 @@ def test_machine_code_of_another_user_is_not_run(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can install for others")
 def test_code_that_root_installed_is_read_by_others(public):
-    folders = _jit.Folders(public / "home", "text")
-    folders.write("a.nbc", b"code")
+    folder = _jit.CodeFolder(public / "home", "text")
+    folder.write("a.nbc", b"code")
     with nobody():
-        assert folders.read("a.nbc") == b"code"
+        assert folder.read("a.nbc") == b"code"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link"])
-def test_anything_but_a_file_in_place_of_code_is_replaced(folders, tmp_path, kind):
-    folders.write("a.nbc", b"code")
+def test_anything_but_a_file_in_place_of_code_is_replaced(folder, tmp_path, kind):
+    folder.write("a.nbc", b"code")
     (path,) = tmp_path.rglob("a.nbc")
     other = path.rename(tmp_path / "elsewhere")
     os.mkfifo(path) if kind == "fifo" else path.symlink_to(other)
     with in_time(5):
-        assert folders.read("a.nbc") is None
-    folders.write("a.nbc", b"mine")
-    assert folders.read("a.nbc") == b"mine"
+        assert folder.read("a.nbc") is None
+    folder.write("a.nbc", b"mine")
+    assert folder.read("a.nbc") == b"mine"
 
 
-def test_code_is_reused_with_any_umask(folders):
+def test_code_is_reused_with_any_umask(folder):
     before = os.umask(0)
     try:
-        folders.write("a.nbc", b"code")
+        folder.write("a.nbc", b"code")
     finally:
         os.umask(before)
-    assert folders.read("a.nbc") == b"code"
+    assert folder.read("a.nbc") == b"code"
 
 
 @pytest.mark.compiled
@@ -274,8 +224,7 @@ def test_code_works_on_a_small_disk_and_on_a_read_only_one(once, tmp_path):
     words = [*namespace, sys.executable, "-c", ONE]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == MISSED
-    assert "No space left on device; compiled code is kept in a temporary" in done.stderr
-    shutil.rmtree(next(tmp_path.glob("fastcomm-*")))
+    assert "No space left on device; compiled code is kept in memory" in done.stderr
     copied = f'cp -r "{once}/cache" "{tmp_path}"'
     environment["THEN"] = f'{copied} && mount -o remount,ro "$XDG_CACHE_HOME"'
     environment["SIZE"] = "64m"
@@ -284,45 +233,35 @@ def test_code_works_on_a_small_disk_and_on_a_read_only_one(once, tmp_path):
 
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
-    """The folders of code below a temporary one."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    return _jit.Folders(tmp_path / "home", "text")
+def folder(tmp_path):
+    """The folder of code below a temporary one."""
+    return _jit.CodeFolder(tmp_path / "home", "text")
 
 
 @pytest.mark.parametrize("damage", [empty, cut, garbage, flipped])
-def test_written_code_is_read_and_damaged_code_is_not(folders, tmp_path, caplog, damage):
-    assert folders.read("a.nbc") is None
-    folders.write("a.nbc", b"machine code")
-    assert folders.read("a.nbc") == b"machine code"
+def test_written_code_is_read_and_damaged_code_is_not(folder, tmp_path, caplog, damage):
+    assert folder.read("a.nbc") is None
+    folder.write("a.nbc", b"machine code")
+    assert folder.read("a.nbc") == b"machine code"
     (path,) = tmp_path.rglob("a.nbc")
     path.write_bytes(damage(path.read_bytes()))
-    assert folders.read("a.nbc") is folders.read("a.nbc") is None
+    assert folder.read("a.nbc") is folder.read("a.nbc") is None
     assert [each.levelno for each in caplog.records] == [logging.WARNING]
 
 
-def test_code_goes_to_the_second_directory_if_the_first_fails(folders, tmp_path, caplog):
-    (tmp_path / "home").write_text("")
-    folders.write("a.nbc", b"code")
-    folders.write("b.nbc", b"more")
-    assert [folders.read("a.nbc"), folders.read("b.nbc")] == [b"code", b"more"]
-    assert "Not a directory; compiled code is kept in a temporary folder" in caplog.text
-    assert len(caplog.records) == 1
-    folders.mark("part")
-    assert folders.has("part")
-    assert folders.writable is None
-
-
-def test_without_a_writable_directory_code_stays_in_memory(monkeypatch, caplog):
-    monkeypatch.setattr(temporary, "_candidates", lambda: ["/proc/none"])
-    folders = _jit.Folders(None, "text")
-    folders.write("a.nbc", b"code")
-    folders.write("a.nbc", b"code")
-    assert folders.read("a.nbc") is None
-    assert "no folder for compiled code; compiled code is kept in memory" in caplog.text
-    folders.mark("part")
-    assert not folders.has("part")
+@pytest.mark.parametrize("home", ["none", "file"])
+def test_without_a_writable_directory_code_stays_in_memory(tmp_path, caplog, home):
+    (tmp_path / "file").write_text("")
+    folder = _jit.CodeFolder(None if home == "none" else tmp_path / "file", "text")
+    folder.write("a.nbc", b"code")
+    folder.write("a.nbc", b"code")
+    assert folder.read("a.nbc") is None
+    expected = "no folder for compiled code" if home == "none" else "Not a directory"
+    (record,) = caplog.records
+    assert f"{expected}; compiled code is kept in memory" in record.message
+    assert folder.writable is None
+    folder.mark("part")
+    assert not folder.has("part")
 
 
 class Context:
@@ -335,14 +274,14 @@ class Context:
         return ("machine",)
 
 
-def test_code_of_another_key_is_not_used(folders, monkeypatch, caplog):
+def test_code_of_another_key_is_not_used(folder, monkeypatch, caplog):
     offset = 1
     monkeypatch.setattr(_jit, "rtsys", SimpleNamespace(initialize=lambda _: None))
 
     def function(x):
         return x + offset
 
-    cache = _jit.KernelCache(function, folders)
+    cache = _jit.KernelCache(function, folder)
     assert cache.load_overload("int64", Context()) is None
     library = SimpleNamespace(has_dynamic_globals=False)
     code = SimpleNamespace(
@@ -353,7 +292,7 @@ def test_code_of_another_key_is_not_used(folders, monkeypatch, caplog):
     assert cache.load_overload("int64", Context()) == "code"
     assert cache.load_overload("float64", Context()) is None
     cache.flush()
-    assert cache.cache_path == str(folders.writable)
+    assert cache.cache_path == str(folder.writable)
     monkeypatch.setattr(_jit.KernelCache, "_file", lambda *_: "a.nbc")
     cache.save_overload("int64", code)
     assert cache.load_overload("float64", Context()) is None
@@ -361,18 +300,18 @@ def test_code_of_another_key_is_not_used(folders, monkeypatch, caplog):
     monkeypatch.setattr(_jit, "_rebuild", None)
     assert cache.load_overload("int64", Context()) is None
     assert "a.nbc: TypeError" in caplog.text
-    (path,) = folders.writable.glob("a.nbc")
+    (path,) = folder.writable.glob("a.nbc")
     path.unlink()
     library.has_dynamic_globals = True
     cache.save_overload("int64", code)
     assert not path.exists()
 
 
-def test_the_mark_of_compiled_kernels_is_kept_with_their_code(folders, monkeypatch):
-    monkeypatch.setattr(_jit, "_FOLDERS", folders)
+def test_the_mark_of_compiled_kernels_is_kept_with_their_code(folder, monkeypatch):
+    monkeypatch.setattr(_jit, "_CODE_FOLDER", folder)
     monkeypatch.setattr(_jit._numba_settings, "DISABLE_JIT", 0)
     assert not _jit.is_compiled()
-    folders.write("a.nbc", b"code")
+    folder.write("a.nbc", b"code")
     _jit.mark_compiled()
     assert _jit.is_compiled()
 
@@ -393,9 +332,9 @@ def test_the_cache_is_in_the_home_directory_if_there_is_one(monkeypatch):
     assert temporary.cache_home() is None
 
 
-def test_the_location_and_state_of_the_code_can_be_queried(folders, monkeypatch):
-    monkeypatch.setattr(_jit, "_FOLDERS", folders)
-    assert _jit.cache_folder() == folders.writable
+def test_the_location_and_state_of_the_code_can_be_queried(folder, monkeypatch):
+    monkeypatch.setattr(_jit, "_CODE_FOLDER", folder)
+    assert _jit.cache_folder() == folder.writable
     for is_off in (0, 1):
         monkeypatch.setattr(_jit._numba_settings, "DISABLE_JIT", is_off)
         assert _jit.has_jit() is not bool(is_off)

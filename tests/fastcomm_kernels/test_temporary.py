@@ -100,12 +100,11 @@ def test_a_directory_is_not_used_in_which_not_even_root_can_write(choose, tmp_pa
     assert list(system.iterdir()) == []
 
 
-def test_without_any_directory_there_is_an_error_and_no_code_on_disk(choose, tmp_path):
+def test_without_any_directory_there_is_an_error(choose, tmp_path):
     (tmp_path / "file").write_text("")
     choose(tmp_path / "none", tmp_path / "file")
     with pytest.raises(OSError, match="no directory for temporary files: TMPDIR, /tmp"):
         temporary.root()
-    assert temporary.code_folder() is None
     with pytest.raises(OSError, match="no directory"), Processes(2) as processes:
         processes.submit(int, "1")
 
@@ -147,45 +146,20 @@ def test_workers_use_the_directory_of_their_parent_and_warn_of_no_other(
     assert temporary.root() == mine
 
 
-def test_the_name_of_the_directory_for_code_differs_between_machines(choose, tmp_path):
-    choose(tmp_path)
-    number = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    assert temporary.code_folder() == tmp_path / f"fastcomm-{os.geteuid()}-{number}"
-
-
-def compiled(here, **environment):
-    """What a process prints that compiles a kernel in a directory."""
-    variables = {**os.environ, "XDG_CACHE_HOME": "/proc/none", **environment}
+@pytest.mark.compiled
+def test_no_code_lies_in_a_working_directory_that_is_named_by_tmpdir(tmp_path):
+    variables = {**os.environ, "XDG_CACHE_HOME": "/proc/none", "TMPDIR": "."}
     variables["PYTHONPATH"] = os.pathsep.join(
         str(Path(package.__file__).parents[1]) for package in (fastcomm, fastcomm_kernels)
     )
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-P", "-c", COMPILE],
-        cwd=here,
+        cwd=tmp_path,
         env=variables,
         capture_output=True,
         text=True,
         check=True,
     )
-
-
-@pytest.mark.compiled
-def test_no_code_lies_in_a_working_directory_that_is_named_by_tmpdir(tmp_path):
-    done = compiled(tmp_path, TMPDIR=".")
-    assert done.stdout == "2\n"
-    assert not list(tmp_path.iterdir())
-
-
-BLOCKED = """
-from fastcomm_kernels import temporary
-temporary._SYSTEM = ("/proc/none",)
-"""
-
-
-@pytest.mark.compiled
-def test_code_stays_in_memory_with_one_warning_if_no_directory_is_safe(tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.COMPILE", BLOCKED + COMPILE)
-    done = compiled(tmp_path, TMPDIR="")
     assert done.stdout == "2\n"
     (line,) = done.stderr.splitlines()
     assert "compiled code is kept in memory" in line
