@@ -3,18 +3,15 @@
 Warnings are stored. Steps and parallelism can be found by other rules than those of the store.
 """
 
-import fcntl
+import errno
 import hashlib
 import json
 import logging
 import os
 import re
-import socket
-import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from io import FileIO
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -124,7 +121,7 @@ def check_provenance(
 
 
 LOCK = ".ingest.lock"
-_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 _LOG = logging.getLogger("fastcomm")
 
 
@@ -133,81 +130,35 @@ def locked(folder: Path) -> Iterator[bool]:
     """Hold the lock of a store; yield False, after a warning, on file systems without locks.
 
     The system releases the lock when the process ends: the file alone is not a lock. Raises
-    `FastcommError` if another process holds the lock.
+    `FastcommError` if another process holds the lock, or it cannot be opened.
     """
+    from filelock import FileLock, Timeout  # slow import, and only `ingest` locks
+
     path = folder / LOCK
+    lock = FileLock(path, timeout=0, fallback_to_soft=False)
     try:
-        lock = _acquired(path)
+        lock.acquire()
+    except Timeout as error:
+        raise FastcommError(
+            f"{folder}: another ingest writes this store; wait until it ends, or choose "
+            "another --output"
+        ) from error
     except OSError as error:
-        raise FastcommError(f"{path}: {error.strerror or error}") from error
-    if lock is None:
+        if error.errno not in _NO_LOCKS:
+            raise FastcommError(f"{path}: {error.strerror or error}") from error
+        _LOG.warning(
+            "warning: %s: this file system has no locks (%s); let no other ingest write there "
+            "at the same time",
+            folder,
+            error.strerror,
+        )
         yield False
         return
-    with lock:
-        try:
-            yield True
-        finally:
-            with suppress(OSError):
-                path.unlink()
-
-
-def _acquired(path: Path) -> FileIO | None:
-    """Create and lock a file; return it open, or None, after a warning, without locks there.
-
-    It does not wait. Raises `FastcommError` if another process holds the lock or the path is no
-    regular file, and `OSError` if it cannot be opened.
-    """
-    while True:
-        lock = FileIO(path, "r+", opener=lambda name, _: os.open(name, _LOCK_FLAGS, 0o644))
-        if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
-            lock.close()
-            raise FastcommError(
-                f"{path}: not a regular file, so it cannot be a lock; remove it"
-            )
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same_file(lock, path):
-                _sign(lock)
-                return lock
-        except BlockingIOError as error:
-            raise _locked_error(lock, path) from error
-        except OSError as error:
-            _LOG.warning(
-                "warning: %s: this file system has no locks (%s); let no other ingest write "
-                "there at the same time",
-                path.parent,
-                error.strerror,
-            )
-            if not os.fstat(lock.fileno()).st_size:  # no other process wrote to it
-                path.unlink(missing_ok=True)
-            lock.close()
-            return None
-        lock.close()  # its holder has just removed it, so try again
-
-
-def _is_same_file(file: FileIO, path: Path) -> bool:
-    """Return whether an open file is still the one with this path."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _sign(lock: FileIO) -> None:
-    """Write process and host into the lock, for the messages of others."""
-    with suppress(OSError):  # a full disk: messages cannot name the holder
-        lock.truncate(0)
-        os.pwrite(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-
-
-def _locked_error(lock: FileIO, path: Path) -> FastcommError:
-    """Return the error about a lock that another process holds."""
-    holder = os.pread(lock.fileno(), 200, 0).decode(errors="replace") or "a process"
-    lock.close()
-    return FastcommError(
-        f"{path.parent}: another ingest ({holder}) writes this store; wait until it ends, "
-        "or choose another --output"
-    )
+        yield True
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 def as_json(options: TraceOptions) -> dict[str, Any]:

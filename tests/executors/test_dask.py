@@ -242,9 +242,9 @@ def test_a_lost_scheduler_is_an_error_within_a_time_limit(cluster):
     ("address", "message"),
     [
         ("nowhere", r"invalid --dask 'nowhere': expected file:"),
-        ("http://x", r"invalid --dask 'http://x': expected file:, .*unknown address scheme"),
-        ("inproc://x", r"invalid --dask 'inproc://x': expected file:, .*of another process"),
-        ("tcp://x", r"invalid --dask 'tcp://x': expected file:, .*missing port"),
+        ("http://x", r"invalid --dask 'http://x': expected file:.*unknown address scheme"),
+        ("inproc://x", r"invalid --dask 'inproc://x': expected file:.*of another process"),
+        ("tcp://x", r"invalid --dask 'tcp://x': expected file:.*missing port"),
         ("tcp://:", r"invalid --dask 'tcp://:': expected file:"),
         ("host:port", r"invalid --dask 'host:port': expected file:"),
         ("tcp://host:99999", r"invalid --dask 'tcp://host:99999': expected file:"),

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -55,15 +54,24 @@ def no_locks(monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
 
 
-def test_a_second_ingest_is_an_error_that_names_the_first(one, tmp_path):
+def test_a_link_in_the_place_of_the_lock_is_refused(one, tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / LOCK).symlink_to(tmp_path / "target")
+    with pytest.raises(FastcommError, match=f"{LOCK}: Too many levels of symbolic links"):
+        ingest(plan([one], tmp_path / "store"))
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_second_ingest_is_an_error(one, tmp_path):
     store = tmp_path / "store"
     ingest(plan([one], store))
     with locked(store):
         (store / ".rank-00000.parquet.1-aa.unfinished").write_bytes(b"of the first")
         before = contents(store)
         said = invoke("ingest", one, "-o", store, code=1).stderr.splitlines()[-1]
-        assert f"Error: {store}: another ingest (process " in said
-        assert "wait until it ends, or choose another --output" in said
+        assert (
+            f"Error: {store}: another ingest writes this store; wait until it ends, or" in said
+        )
         assert contents(store) == before
     invoke("ingest", one, "-o", store)
     assert LOCK not in contents(store)
@@ -80,21 +88,12 @@ def test_a_lock_of_a_killed_ingest_blocks_nobody(one, tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", code, store], stdout=subprocess.PIPE)
     with holder:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(FastcommError, match=f"process {holder.pid} on "):
+        with pytest.raises(FastcommError, match="another ingest writes this store"):
             ingest(plan([one], store))
         holder.send_signal(signal.SIGKILL)
     assert (store / LOCK).exists()
     assert ingest(plan([one], store)).written == (0, 1, 2)
     assert not (store / LOCK).exists()
-
-
-def test_a_pipe_in_the_place_of_the_lock_is_refused(one, tmp_path):
-    (tmp_path / "store").mkdir()
-    os.mkfifo(tmp_path / "store" / LOCK)
-    with pytest.raises(
-        FastcommError, match="not a regular file, so it cannot be a lock; remove it"
-    ):
-        ingest(plan([one], tmp_path / "store"))
 
 
 def test_a_store_that_was_written_since_it_was_planned_is_refused(one, tmp_path):
