@@ -1,18 +1,14 @@
-"""Read Parquet files and check Arrow streams of others, so that no file exhausts the memory.
+"""Read Parquet files of others, whose columns must not exhaust the memory.
 
-Sizes are checked by the metadata before data are read. Arrow must not parse the metadata of a
-Parquet column chunk: contradictions in it end the process. In a stream, the length of each
-compressed buffer precedes it, and Arrow allocates that much memory. The metadata of a stream
-are flatbuffers: a table is preceded by a list of offsets, one per field.
+Sizes are checked by the numbers of rows and bytes in the footer before data are read. Arrow
+must not parse the metadata of a Parquet column chunk: contradictions in it end the process.
 """
 
 import os
-import re
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +20,6 @@ from fastcomm.errors import TraceFileError
 
 _CELL = 8  # bytes of most values in memory
 _TEXT, _FIXED = "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"
-# Follows the path of a column in a footer: its codec and its number of values.
-_CODEC_VALUES = rb"\x15[\x80-\xff]*[\x00-\x7f]\x16([\x80-\xff]*[\x00-\x7f])"
 
 
 def names(path: Path) -> list[str]:
@@ -167,7 +161,8 @@ def check(
 ) -> list[str]:
     """Refuse a Parquet file whose columns are too large for memory.
 
-    A column of one repeated value is as short on disk for a billion rows as for ten.
+    A column of one repeated value is as short on disk for a billion rows as for ten. A list
+    counts as one value, and as its bytes.
 
     Parameters
     ----------
@@ -203,10 +198,8 @@ def check(
         raise TraceFileError(
             f"{path}: damaged: a row group with a negative number of rows or bytes"
         )
-    width = sum(leaf.bytes for leaf in leaves if not leaf.many)
+    width = sum(leaf.bytes for leaf in leaves)
     expanded = sum(width * group.num_rows + group.total_byte_size for group in row_groups)
-    if many := [leaf for leaf in leaves if leaf.many]:
-        expanded += _CELL * _values(metadata, many, path)
     files.Limits.of_environment().check(expanded, size, path)
     return [leaf.name for leaf in leaves if leaf.kind == _TEXT]
 
@@ -218,7 +211,6 @@ class _Leaf(NamedTuple):
     path: str
     kind: str
     bytes: int  # of a value
-    many: bool  # whether a row may have several values
 
 
 def _leaves(schema: pq.ParquetSchema, columns: Sequence[str] | None) -> list[_Leaf]:
@@ -230,7 +222,7 @@ def _leaves(schema: pq.ParquetSchema, columns: Sequence[str] | None) -> list[_Le
         if columns is None or name in columns:
             kind = leaf.physical_type
             size = max(_CELL, leaf.length) if kind == _FIXED else _CELL
-            leaves.append(_Leaf(name, path, kind, size, leaf.max_repetition_level > 0))
+            leaves.append(_Leaf(name, path, kind, size))
     return leaves
 
 
@@ -241,33 +233,6 @@ def _check_nested(leaves: Iterable[_Leaf], path: Path) -> None:
                 f"{path}: column {leaf.path}: nested texts are not supported; expected plain "
                 "columns, or lists of numbers"
             )
-
-
-def _values(metadata: pq.FileMetaData, leaves: Iterable[_Leaf], path: Path) -> int:
-    """Return the number of values of list columns in all row groups.
-
-    It is read from the footer, which Arrow serializes for pickle. Equal bytes elsewhere in the
-    footer only make the result larger.
-    """
-    _, (text,) = metadata.__reduce__()
-    values = 0
-    for leaf in leaves:
-        parts = [part.encode() for part in leaf.path.split(".")]
-        name = b"".join(bytes([len(part) & 0x7F]) + part for part in parts)
-        mark = re.escape(bytes([0x19, len(parts) << 4 & 0xF0 | 8]) + name)
-        counts = re.findall(mark + _CODEC_VALUES, text, re.DOTALL)
-        if len(counts) < metadata.num_row_groups:
-            raise TraceFileError(
-                f"{path}: column {leaf.path}: unknown number of values; expected a list with a "
-                "short name, without dots"
-            )
-        values += sum(map(_unsigned, counts))
-    return values
-
-
-def _unsigned(varint: bytes) -> int:
-    """Decode a zigzag varint of Thrift, of a number from 0."""
-    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(varint)) >> 1
 
 
 def check_codes(table: pa.Table) -> None:
@@ -292,107 +257,3 @@ def _checked_names(path: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise TraceFileError(f"{path}: damaged: a column name is not UTF-8") from error
-
-
-_MORE = 0xFFFFFFFF  # precedes the length of a message since Arrow 0.15
-# Fields of a message, of a dictionary batch, of a record batch; and kinds of messages.
-_KIND, _HEADER, _BODY, _VALUES, _BUFFERS, _COMPRESSION = 1, 2, 3, 1, 2, 3
-_DICTIONARY, _RECORDS = 2, 3
-_BUFFER = 16  # bytes of a buffer entry: its offset in the body and its length
-
-
-def check_inflated(file: BinaryIO, check: Callable[[int], None]) -> None:
-    """Call `check` with the decompressed bytes so far after each message of a stream.
-
-    The file is read from its position; the bodies of messages are skipped. Raises `ValueError`
-    for a damaged stream.
-    """
-    inflated = 0
-    for metadata, body in _messages(file):
-        for place in _compressed(metadata):
-            file.seek(body + place)
-            head = file.read(8)
-            # -1: the buffer is not compressed.
-            inflated += max(0, int.from_bytes(head, "little", signed=True))
-        check(inflated)
-
-
-def _messages(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield the metadata of each message, and the position of its body."""
-    begin, end = file.tell(), file.seek(0, os.SEEK_END)
-    file.seek(begin)
-    while len(head := file.read(4)) == 4:  # noqa: PLR2004
-        if int.from_bytes(head, "little") == _MORE:
-            head = file.read(4)
-        size = int.from_bytes(head, "little")
-        if not size:
-            return
-        if size > end:
-            raise ValueError("the stream ends inside of a message")
-        metadata, body = file.read(size), file.tell()
-        yield metadata, body
-        length = _value(metadata, _follow(metadata, 0), _BODY, "q")
-        # Arrow allocates that much memory before it reads.
-        if not 0 <= length <= end - body:
-            raise ValueError(f"a body of {length} bytes, but only {end - body} remain")
-        file.seek(body + length)
-
-
-def _compressed(metadata: bytes) -> list[int]:
-    """Return the offsets of the compressed buffers of a message in its body."""
-    message = _follow(metadata, 0)
-    kind = _value(metadata, message, _KIND, "B")
-    if kind not in (_DICTIONARY, _RECORDS):
-        return []
-    batch = _table(metadata, message, _HEADER)
-    if kind == _DICTIONARY:
-        batch = _table(metadata, batch, _VALUES)
-    if not _field(metadata, batch, _COMPRESSION) or not _field(metadata, batch, _BUFFERS):
-        return []
-    first = _table(metadata, batch, _BUFFERS)
-    count = _number(metadata, first, "I")
-    if first + 4 + count * _BUFFER > len(metadata):
-        raise ValueError(f"{count} buffers in {len(metadata)} bytes of metadata")
-    pairs = struct.iter_unpack("<qq", metadata[first + 4 : first + 4 + _BUFFER * count])
-    places = [place for place, length in pairs if length]
-    if places and min(places) < 0:
-        raise ValueError("a buffer before its body")
-    return places
-
-
-def _table(metadata: bytes, table: int, number: int) -> int:
-    """Return the position of the table or list that is a field of a table."""
-    if not (place := _field(metadata, table, number)):
-        raise ValueError(f"a message without field {number}")
-    return _follow(metadata, place)
-
-
-def _value(metadata: bytes, table: int, number: int, kind: str) -> int:
-    """Return a number that is a field of a table; 0 if the field is absent."""
-    place = _field(metadata, table, number)
-    return _number(metadata, place, kind) if place else 0
-
-
-def _field(metadata: bytes, table: int, number: int) -> int:
-    """Return the position of a field of a table; 0 if the field is absent."""
-    offsets = table - _number(metadata, table, "i")
-    slot = 4 + 2 * number
-    if slot >= _number(metadata, offsets, "H"):
-        return 0
-    offset = _number(metadata, offsets + slot, "H")
-    return table + offset if offset else 0
-
-
-def _follow(metadata: bytes, place: int) -> int:
-    return place + _number(metadata, place, "I")
-
-
-def _number(metadata: bytes, place: int, kind: str) -> int:
-    """Read a number of a `struct` format at an offset in bytes."""
-    if place < 0:
-        raise ValueError("an offset before the message")
-    try:
-        (value,) = struct.unpack_from(f"<{kind}", metadata, place)
-    except struct.error as error:
-        raise ValueError("an offset behind the message") from error
-    return int(value)

@@ -49,28 +49,6 @@ def test_a_table_is_read_as_it_was_written_with_codes_as_texts(how):
         found.validate(full=True)
 
 
-@pytest.mark.parametrize("how", [{}, {"row_group_size": 7}, {"compression": "none"}])
-@pytest.mark.parametrize("rows", [1, 40, 7_000])
-def test_values_of_lists_equal_arrow(how, rows):
-    lists = pa.array([[1, 2], [], None, [3], [4, 5, 6]] * (rows // 5 or 1))
-    deep = pa.array([[[1], [2, 3]]] * len(lists))
-    found = metadata(pa.table({"list": lists, "few": range(len(lists)), "deep": deep}), **how)
-    groups = [found.row_group(k) for k in range(min(found.num_row_groups, 1000))]
-    leaves = arrow_files._leaves(found.schema, None)
-    assert [each.many for each in leaves] == [True, False, True]
-    for k in (0, 2):
-        wanted = sum(group.column(k).num_values for group in groups)
-        got = arrow_files._values(found, [leaves[k]], PATH)
-        assert got == wanted or found.num_row_groups > len(groups)
-
-
-def test_a_list_of_unknown_length_is_refused():
-    for name in ("a.b", "x" * 200):
-        found = metadata(pa.table({name: [[1], [2]]}))
-        with pytest.raises(TraceFileError, match="unknown number of values"):
-            arrow_files.check(found, 1000, PATH)
-
-
 def test_texts_that_are_not_utf8_are_an_error_unless_allowed():
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     file = written(pa.table({"text": bad}))
@@ -90,7 +68,6 @@ def test_a_missing_column_is_named():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("list", pa.array([[1] * (1 << 22)])),
         ("fixed", pa.array([b"x" * 4096], pa.binary(4096)).take(pa.array([0] * (1 << 13)))),
         ("number", pa.array(np.zeros(1 << 22, np.int8))),
     ],

@@ -80,14 +80,12 @@ def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
     size, total = file.stat().st_size, 0
     limits = files.Limits.of_environment()
     files.check(file)
-    with files.opened(file) as stream:
-        arrow_files.check_inflated(stream, lambda inflated: limits.check(inflated, size, file))
     with files.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
         file_schema, batches = reader.schema, []
         for batch in reader:
-            batches.append(batch.select(columns))
-            total += batches[-1].nbytes
+            total += batch.nbytes
             limits.check(total, size, file)
+            batches.append(batch.select(columns))
     selected = pa.schema([file_schema.field(name) for name in columns])
     return pa.Table.from_batches(batches, selected)
 
