@@ -58,7 +58,7 @@ lint: .venv/.dev ## Check style, types, spelling and which package imports which
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell fastcomm kernels tests docs bench fuzz *.md Makefile pyproject.toml
+	$(BIN)/codespell fastcomm kernels tests docs bench *.md Makefile pyproject.toml
 
 kernels: .venv/.dev ## Compile the kernels before several processes need them at once
 	PYTHONPATH=.:kernels:tests $(BIN)/python -m builders.compiled
@@ -104,7 +104,7 @@ soak-bars: .venv/.dev
 	for round in 1 2 3 4 5 6 7 8 9 10; do $(MAKE) bench-check || exit 1; done
 
 fuzz: .venv/.dev ## Change files of every format at random, FUZZ_SECONDS long: read or refused
-	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
 
 jobs: .venv/.dev .venv-jobs/.torch ## Record real PyTorch jobs with planted faults anew (5 GB of packages), and check them
 	.venv-jobs/bin/python tests/jobs/record.py build/jobs

@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 from builders.fault_tools import in_time
-
 from fuzz.mutate import mutated
 from fuzz.seeds import SEEDS
 from fuzz.worker import Cases, outcome

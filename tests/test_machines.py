@@ -42,7 +42,7 @@ def test_a_command_works_without_ipv6_and_without_a_home_directory(tmp_path):
 def test_no_path_or_port_is_the_same_in_two_runs():
     shared = [
         (path.name, found)
-        for folder in ("tests", "bench", "fuzz", "docs")
+        for folder in ("tests", "bench", "docs")
         for path in (ROOT / folder).rglob("*.py")
         if path.name != "test_machines.py"
         for found in SHARED.findall(path.read_text())

@@ -3,8 +3,9 @@
 import tempfile
 from pathlib import Path
 
-from fastcomm.analyses.preparation import compile_critical_path
 from fuzz import options
+
+from fastcomm.analyses.preparation import compile_critical_path
 
 if __name__ == "__main__":
     compile_critical_path("hta")

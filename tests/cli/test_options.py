@@ -10,6 +10,7 @@ import click
 import pytest
 from builders.fault_tools import in_time, refused
 from builders.opened import open_run
+from fuzz import options
 
 import fastcomm
 from fastcomm import hardware
@@ -17,7 +18,6 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli.parameter_types import Number, numbers
 from fastcomm.errors import ConfigError
 from fastcomm.options import MetricsOptions
-from fuzz import options
 
 MOST_MEMORY = 1 << 30
 COMMANDS = options.commands()

@@ -4,12 +4,12 @@ import inspect
 from dataclasses import fields
 
 import pytest
+from fuzz.options import commands
 
 import fastcomm
 from fastcomm import options
 from fastcomm.errors import ConfigError
 from fastcomm.planning_options import DispatchOptions, WorkloadOptions
-from fuzz.options import commands
 
 COMMANDS = commands()
 ASKED = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 1 << 20}

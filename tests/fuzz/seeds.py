@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
+from builders.perfetto_trace import a_rank
+from builders.shared_data import path_of
 
 import fastcomm
 from fastcomm import hardware
@@ -44,9 +46,8 @@ from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
 from fuzz import options as options_
 from fuzz import own
 from fuzz.mutate import documents, mutated, unpacked
-from tests.builders.perfetto_trace import a_rank
 
-_DATA = Path(__file__).parents[2] / "shared" / "data" / "replay"
+_DATA = path_of("replay")
 SHAPE = {"num_nodes": 1, "gpus_per_node": 8, "experts_per_gpu": 1}
 _JOB = Job.of(ranks=2, steps=1, layers=1)
 

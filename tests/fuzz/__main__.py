@@ -16,7 +16,7 @@ from pathlib import Path
 
 LONGEST = 20.0  # seconds of a core for a case
 _STARTS = 600.0  # seconds until a worker is ready: the first one compiles
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 class Worker:
@@ -142,12 +142,16 @@ class Hunt:
             with tempfile.TemporaryDirectory() as seeds:
                 Cases(Path(seeds)).place(name, number, target)
         (target / "said.txt").write_text(f"{kind}\n{said}\n")
-        print(f"\n{kind}: {target}: python -m fuzz --case {name} {number}\n{said}", flush=True)
+        print(
+            f"\n{kind}: {target}: PYTHONPATH=tests python -m fuzz --case {name} {number}\n"
+            f"{said}",
+            flush=True,
+        )
 
 
 def main() -> None:
     """Hunt, or run one case."""
-    words = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
+    words = argparse.ArgumentParser(prog="PYTHONPATH=tests python -m fuzz", description=__doc__)
     words.add_argument("--seconds", type=float, default=60)
     words.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     words.add_argument(

@@ -18,13 +18,13 @@ from pathlib import Path
 from random import Random
 
 import click
+from builders.made_trials import mxnet
 from click.testing import CliRunner
 
 from fastcomm.cli import main
 from fastcomm.dispatch import Recipe, workload
 from fastcomm.errors import FastcommError
 from fastcomm.synthetic import Job, TableJob, write, write_table
-from tests.builders.made_trials import mxnet
 
 LONGEST = 2.0
 MOST_LINES = 8  # of an error
