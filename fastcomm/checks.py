@@ -1,35 +1,20 @@
-"""How values from users are checked: numbers, options, keys of a configuration.
+"""How values from users are checked: numbers, texts, keys of a configuration.
 
 Ranges are generous: they refuse only values that nobody can intend, and keep sums and products
 within int64 and float64.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cache, wraps
-from inspect import Parameter, signature
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import Repr
-from types import NoneType, UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Concatenate,
-    Literal,
-    NoReturn,
-    ParamSpec,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, NoReturn
 from warnings import catch_warnings
 
-from fastcomm.errors import ConfigError, python_names
+from fastcomm.errors import ConfigError
 
 _LONGEST = 40  # characters of a value in a message
 
@@ -185,175 +170,8 @@ def check_numbers(name: str, numbers: Iterable[int] | None) -> None:
         WHOLE.check(number, name)
 
 
-P = ParamSpec("P")
-S = TypeVar("S")
-O = TypeVar("O")  # noqa: E741 - options
-R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
-
-_KINDS: dict[type, str] = {bool: "True or False", int: "a whole number", float: "a number"}
-
-
-class CheckedOptions:
-    """Base class of options that checks each value against the type of its field.
-
-    A list for a field of type tuple becomes a tuple, and so does one item without a list. A
-    value of another type raises `ConfigError`.
-    """
-
-    __slots__ = ()
-
-    unchecked: ClassVar[tuple[str, ...]] = ()  # fields that their users check
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        kind: Any = type(self)
-        for name, hint in _hints(kind).items():
-            if name in self.unchecked:
-                continue
-            value = getattr(self, name)
-            object.__setattr__(self, name, _checked(name, value, hint))
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """Return the type of each field of a dataclass by name."""
-    hints = get_type_hints(kind)
-    return {option.name: hints[option.name] for option in fields(kind)}
-
-
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    """Return the value, a list or one item of it as a tuple; `ConfigError` for another type."""
-    kinds, value = _union(hint), plain_number(value)
-    for kind in kinds:
-        if get_origin(kind) is tuple and _is_list(value):
-            return tuple(_checked(name, item, get_args(kind)[0]) for item in value)
-        if _is_of(value, kind):
-            return value
-    for kind in kinds:
-        if get_args(kind)[1:] == (...,) and _is_of(value, get_args(kind)[0]):
-            return (value,)
-    raise invalid(name, _shown(value), _described(kinds))
-
-
-def field_types(kind: Any, name: str) -> tuple[Any, ...]:
-    """Return the types of a field of a dataclass: (int, NoneType) for `int | None`."""
-    return _union(_hints(kind)[name])
-
-
-def _union(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def literals(kind: Any, name: str) -> tuple[str, ...]:
-    """Return the texts that a field of an options class takes; none for other fields."""
-    types = field_types(kind, name)
-    return tuple(text for of in types if get_origin(of) is Literal for text in get_args(of))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return isinstance(value, str) and value in get_args(kind)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(kind, type) and isinstance(value, kind)
-
-
 def _shown(value: Any) -> str:
     return repr(shortened(value)) if isinstance(value, str) else shortened(value)
-
-
-def _described(kinds: Iterable[Any]) -> str:
-    """Describe the values of the types of an option for an error."""
-    descriptions = []
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            descriptions.append(f"one of {', '.join(get_args(kind))}")
-        elif get_origin(kind) is tuple:
-            descriptions.append("a list")
-        elif kind is not NoneType:
-            descriptions.append(_KINDS.get(kind, "a path" if kind is Path else "a text"))
-    return " or ".join(dict.fromkeys(descriptions))
-
-
-def build(kind: Callable[..., O], values: Mapping[str, Any], where: str) -> O:
-    """Build a dataclass of options from keyword arguments.
-
-    Parameters
-    ----------
-    kind
-        The dataclass.
-    values
-        The fields that differ from their defaults, by name.
-    where
-        Name of the function that a user called; messages begin with it.
-
-    Raises
-    ------
-    ConfigError
-        If a name is no field of the dataclass, or a value is invalid.
-
-    """
-    names = list(signature(kind).parameters)
-    for name in values:
-        if name not in names:
-            matches = get_close_matches(name, names, n=1)
-            hint = f"did you mean {matches[0]!r}? " if matches else ""
-            raise ConfigError(
-                f"{where}: unknown option {name!r}; {hint}Options: {', '.join(names)}"
-            )
-    return kind(**values)
-
-
-def shows(kind: Callable[..., object]) -> Callable[[F], F]:
-    """Return a decorator that shows the fields of a dataclass in place of `**options`."""
-
-    def decorate(function: F) -> F:
-        own = signature(function)
-        *first, _ = own.parameters.values()
-        parameters = [*first, *signature(kind).parameters.values()]
-        shown = own.replace(parameters=parameters)
-        function.__signature__ = shown  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
-
-def takes(
-    kind: Callable[P, O],
-) -> Callable[[Callable[[S, O], R]], Callable[Concatenate[S, P], R]]:
-    """Return a decorator that lets callers pass options as keyword arguments.
-
-    The decorated function takes a subject and an object of the dataclass `kind`. Callers pass
-    the subject, and the fields of `kind` by name.
-    """
-
-    def decorate(function: Callable[[S, O], R]) -> Callable[Concatenate[S, P], R]:
-        @wraps(function)
-        def call(subject: S, /, *unnamed: P.args, **values: P.kwargs) -> R:
-            name = function.__name__
-            if unnamed:
-                option = next(iter(signature(kind).parameters))
-                raise TypeError(f"{name}: pass options by name, as in {name}({option}=...)")
-            with python_names():
-                return function(subject, build(kind, values, name))
-
-        first, *_ = signature(function).parameters.values()
-        call.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
-            parameters=[
-                first.replace(kind=Parameter.POSITIONAL_ONLY),
-                *signature(kind).parameters.values(),
-            ]
-        )
-        return call
-
-    return decorate
 
 
 def option_name(name: str) -> str:

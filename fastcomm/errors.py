@@ -69,8 +69,13 @@ def python_names() -> Iterator[None]:
     try:
         yield
     except FastcommError as error:
-        error.args = tuple(_OPTION.sub(_argument, str(text)) for text in error.args)
+        error.args = tuple(as_python(str(text)) for text in error.args)
         raise
+
+
+def as_python(text: str) -> str:
+    """Return a text with options named as Python does: `link_bandwidth`."""
+    return _OPTION.sub(_argument, text)
 
 
 def _argument(option: re.Match[str]) -> str:

@@ -7,19 +7,11 @@ A field has the name and the default of the command's option: `--link-bandwidth`
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from fastcomm.checks import (
-    FACTOR,
-    RANKS,
-    REPEAT,
-    TOKENS,
-    CheckedOptions,
-    Range,
-    check_numbers,
-    regex,
-)
+from fastcomm.checks import FACTOR, RANKS, REPEAT, TOKENS, WHOLE, Range, check_numbers, regex
 from fastcomm.errors import ConfigError
+from fastcomm.option_fields import LAYOUT, READING, WINDOW, CheckedOptions, option
 from fastcomm.units import parse_bandwidth
 
 StepBoundary = Literal["auto", "device", "host"]
@@ -36,37 +28,63 @@ KernelKey = Literal["name", "category", "operator", "module", "annotation", "str
 BandwidthText = str | float | None
 
 
+def _size(parallelism: str, row: tuple[str, str] = ("", "")) -> Any:
+    """Return the field of a size; the help has one row for all sizes."""
+    text = f"{parallelism} size."
+    return option(text, group=LAYOUT, limits=RANKS, is_common=True, row=row)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions(CheckedOptions):
-    """How the traces of a run are found and read.
+    """How the traces of a run are found and read."""
 
-    `tp` to `cp` are the sizes of the parallelism and `order` how ranks are laid out, where the
-    traces do not say it. `config` is the path or URL of a TOML file.
-    """
-
-    ranks: tuple[int, ...] | None = None
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    ep: int | None = None
-    cp: int | None = None
-    order: str | None = None
-    config: str | Path | None = None
-    guess_tags: bool = False
-    iteration_regex: str | None = None
-    step_boundary: StepBoundary = "auto"
-    allow_truncated: bool = False
-    keep_going: bool = False
-
-    def __post_init__(self) -> None:
-        """Check that sizes and ranks are in their ranges."""
-        CheckedOptions.__post_init__(self)
-        for name in ("tp", "pp", "dp", "ep", "cp"):
-            if (size := getattr(self, name)) is not None:
-                RANKS.check(size, name)
-        check_numbers("ranks", self.ranks)
-        if self.iteration_regex is not None:
-            regex("iteration_regex", self.iteration_regex)
+    ranks: tuple[int, ...] | None = option(
+        "Read only these ranks, as in 0-7,12.", group=LAYOUT, limits=WHOLE, is_common=True
+    )
+    tp: int | None = _size(
+        "Tensor-parallel",
+        (
+            "--tp, --pp, --dp, --ep, --cp N",
+            "Sizes of the parallelisms, where traces do not name their process groups.",
+        ),
+    )
+    pp: int | None = _size("Pipeline-parallel")
+    dp: int | None = _size("Data-parallel")
+    ep: int | None = _size("Expert-parallel")
+    cp: int | None = _size("Context-parallel")
+    order: str | None = option(
+        "Rank order: megatron (default), deepspeed, torchtitan, vllm, or as in tp-cp-ep-dp-pp.",
+        group=LAYOUT,
+        metavar="ORDER",
+    )
+    config: str | Path | None = option(
+        "Read settings of the run (parallelism, tags, kernels, link) from a TOML file.",
+        group=LAYOUT,
+        path="file or URL",
+    )
+    guess_tags: bool = option(
+        "Guess the parallelism of untagged process groups from their traffic.",
+        False,
+        group=LAYOUT,
+    )
+    iteration_regex: str | None = option(
+        "Names of the events that mark steps. The first group is the step number.",
+        group=READING,
+        is_regex=True,
+    )
+    step_boundary: StepBoundary = option(
+        "Where a step begins and ends: at its first GPU work, or its mark on the host.",
+        "auto",
+        group=WINDOW,
+    )
+    allow_truncated: bool = option(
+        "Read truncated traces up to the last complete event.", False, group=READING
+    )
+    keep_going: bool = option(
+        "Skip ranks that cannot be read, list them, and exit with code 3.",
+        False,
+        group=READING,
+    )
 
     @property
     def is_plain(self) -> bool:

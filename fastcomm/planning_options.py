@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from fastcomm.checks import DTYPE_BYTES, IMBALANCE, PENALTY, CheckedOptions, non_default
+from fastcomm.checks import DTYPE_BYTES, IMBALANCE, PENALTY, non_default
 from fastcomm.errors import ConfigError
+from fastcomm.option_fields import CheckedOptions
 from fastcomm.options import BandwidthText
 
 Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 from fastcomm.analyses.preparation import open_traces
 from fastcomm.analyses.workers import executor_of
 from fastcomm.checks import (
-    build,
     check_path,
     check_type,
     invalid_value,
     non_default,
     plain_number,
     shortened,
-    shows,
-    takes,
 )
 from fastcomm.errors import ConfigError, FastcommError, python_names
 from fastcomm.files import guarded, note_inputs, refuse_inputs
+from fastcomm.option_fields import build, shows, takes
 from fastcomm.options import (
     KernelOptions,
     MetricsOptions,
@@ -400,15 +398,9 @@ def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> R
         A number of processes of this machine, or an executor such as
         `fastcomm.executors.dask.connected` yields.
     **options
-        Fields of `ReadOptions`: `ranks` to read (default: all); `tp`, `pp`, `dp`, `ep` and
-        `cp`, the sizes of the parallelisms, and `order`, how ranks are assigned to them, if
-        the traces do not state it; `config`, path or URL of a TOML file; `guess_tags`, whether
-        to guess the parallelism of untagged groups from their traffic; `iteration_regex` of
-        the annotations that mark steps; `step_boundary`, where steps begin ("auto", "device" or
-        "host"; critical paths and replays take the steps of the host, and refuse "device");
-        `allow_truncated` to read incomplete files up to their last complete event;
-        `keep_going` to leave out ranks that cannot be read, of all analyses: an error means
-        that there is no other rank.
+        Fields of `ReadOptions`. Critical paths and replays take the steps of the host, and
+        refuse the `step_boundary` "device". `keep_going` leaves out ranks of all analyses: an
+        error means that there is no other rank.
 
     Returns
     -------

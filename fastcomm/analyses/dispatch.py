@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fastcomm.checks import Range, build, check_type, invalid_value, non_default, shows
+from fastcomm.checks import Range, check_type, invalid_value, non_default
 from fastcomm.compat.dispatch import original_bandwidth
 from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Terms
@@ -12,6 +12,7 @@ from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError, python_names
 from fastcomm.hardware import GpuLinks, load_links
+from fastcomm.option_fields import build, shows
 from fastcomm.planning_options import DispatchOptions
 from fastcomm.units import parse_bandwidth, parse_duration
 

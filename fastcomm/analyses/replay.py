@@ -12,7 +12,7 @@ import numpy as np
 
 from fastcomm.analyses import preparation
 from fastcomm.analyses.critical_path import PathsByRank, together
-from fastcomm.checks import check_path, takes
+from fastcomm.checks import check_path
 from fastcomm.compat import dpro
 from fastcomm.critical_path import CriticalPath, what_if
 from fastcomm.critical_path.analysis import JoinError, RunEvents, analyze, joined
@@ -20,6 +20,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.executors import Task
 from fastcomm.executors.opened import OpenedRun
 from fastcomm.graph.edits import Edit, plan
+from fastcomm.option_fields import takes
 from fastcomm.options import ScenarioOptions, TrialOptions, TrialReplayOptions, Window
 from fastcomm.readers.dpro import trial as trials
 from fastcomm.readers.dpro.trial import Trial

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from fastcomm.checks import check_path, takes
+from fastcomm.checks import check_path
 from fastcomm.executors import Executor, Local
 from fastcomm.files import place
 from fastcomm.graph.edits import Edit, Interval, plan
+from fastcomm.option_fields import takes
 from fastcomm.options import StragglerOptions
 from fastcomm.result import Result
 from fastcomm.stragglers import JobDescription, Stragglers, analysis, operations

@@ -2,9 +2,10 @@
 
 An option has one group, one type and one meaning in all commands. The meaning is the first
 sentence of its help text; what differs by command, such as the files of --output, follows. An
-option that refines another one names it in `needs`; one that others make void names these in
-`not_with`. Both are checked on the command line alone: settings and the environment are
-standing defaults.
+option of the API, too, is a field of an options class (`fastcomm.option_fields`). An option
+that refines another one names it in `needs`; one that others make void names these in
+`not_with`. Both are checked for what is typed alone: settings and the environment are standing
+defaults.
 """
 
 import logging
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -22,27 +24,35 @@ from click.core import ParameterSource
 from cloup import OptionGroup
 from cloup.formatting import HelpSection
 
-from fastcomm.checks import field_types, literals, option_name
+from fastcomm.checks import option_name
 from fastcomm.cli import SuggestingGroup
 from fastcomm.cli.messages import talk
-from fastcomm.cli.parameter_types import Number, NumberList, OutputFolder, long_name
+from fastcomm.cli.parameter_types import (
+    FileOrUrl,
+    InstanceRange,
+    Number,
+    NumberList,
+    OutputFolder,
+    long_name,
+)
+from fastcomm.option_fields import OUTPUT, FieldInfo, field_infos, field_types, literals
 
 F = TypeVar("F", bound=Callable[..., Any])
 OptionRow = tuple[str, str]  # names and help text, as the help lists them
 
 COMMON = "Common options"  # heading of the options that people use first
-WINDOW = OptionGroup("Window")
-EDITS = OptionGroup("Edits")
-MEASUREMENT = OptionGroup("Measurement")
-LAYOUT = OptionGroup("Run layout")
-READING = OptionGroup("Reading")
-WORKLOAD = OptionGroup("Workload")
-RULES = OptionGroup("Dependencies")
-COMPAT = OptionGroup("Compatibility")
-OUTPUT = OptionGroup("Output")
-
 # Names of values in the help, where click would write a range or "DIRECTORY".
 _METAVARS: dict[type, str] = {click.IntRange: "N", Number: "FACTOR", OutputFolder: "DIR"}
+# Types of values by the types of the field.
+_TYPES: dict[tuple[Any, ...], click.ParamType[Any]] = {
+    (tuple[int, ...],): NumberList(),
+    (int, tuple[int, ...]): InstanceRange(),
+}
+_PATHS = {
+    "file": click.Path(exists=True, dir_okay=False),
+    "directory": click.Path(exists=True, file_okay=False),
+    "file or URL": FileOrUrl(exists=True, dir_okay=False),
+}
 _COUNTS = "fastcomm.given"  # key of the context: how often each option is given
 _INNER = "fastcomm.inner"  # key of the context: the words of an inner command
 HELP_ALL = "fastcomm.help_all"  # key of the context: whether every option is shown
@@ -101,6 +111,12 @@ class Option(cloup.Option):
         return super().get_help_record(ctx)
 
 
+@cache
+def _group(title: str) -> OptionGroup:
+    """Return the group with a title."""
+    return OptionGroup(title)
+
+
 def _option(ctx: click.Context, text: str) -> click.Parameter | None:
     """Return the option that a text such as "--compat hta" names; None if there is none."""
     name = text.partition(" ")[0]
@@ -148,18 +164,29 @@ def _is_typed(ctx: click.Context, param: click.Parameter) -> bool:
     return source is ParameterSource.COMMANDLINE and _is_given(ctx, param)
 
 
-def option(*names: str, group: OptionGroup, **attrs: Any) -> Callable[[F], F]:
+def option(*names: str, group: str, **attrs: Any) -> Callable[[F], F]:
     """Return a decorator that adds an `Option` to a command; `attrs` are those of `Option`."""
-    return cloup.option(*names, cls=Option, group=group, **attrs)
+    return cloup.option(*names, cls=Option, group=_group(group), **attrs)
+
+
+def options_of(
+    kind: type, *names: str, without: Sequence[str] = ()
+) -> list[Callable[[Any], Any]]:
+    """Return decorators that add the options of an options class to a command.
+
+    `names` are the fields, by default all that are options of the command line; `without` are
+    fields that are left out.
+    """
+    own = [name for name, info in field_infos(kind).items() if info.group is not None]
+    return [option_of(kind, name) for name in names or own if name not in without]
 
 
 def option_of(
-    kind: type, name: str, text: str, *, spellings: Sequence[str] = (), **attrs: Any
+    kind: type, name: str, text: str = "", *, spellings: Sequence[str] = (), **attrs: Any
 ) -> Callable[[F], F]:
-    """Return a decorator that adds the option of a field of an options class.
+    """Return a decorator that adds the option of a field of an options class to a command.
 
-    The field says the option's name, its default, the texts that it takes, and whether it is a
-    flag, a list or repeatable.
+    The field says all about the option; see `FieldInfo`.
 
     Parameters
     ----------
@@ -170,27 +197,61 @@ def option_of(
     spellings
         Names of the option, if there are others than `--name`.
     **attrs
-        Attributes of `Option`, such as `group`.
+        Attributes of `Option` that differ in this command.
 
     """
-    derived = {"help": text, **_attributes(kind, name), **attrs}
-    return option(*(spellings or [option_name(name)]), **derived)
+    info = field_infos(kind).get(name, FieldInfo(text=text, group=None))
+    derived = {**_attributes(kind, name, info), **attrs}
+    return option(*(spellings or info.spellings or [option_name(name)]), **derived)
 
 
-def _attributes(kind: type, name: str) -> dict[str, Any]:
-    """Return the attributes of click that follow from a field: default, and type of values."""
+def _attributes(kind: type, name: str, info: FieldInfo) -> dict[str, Any]:
+    """Return the attributes of `Option` that follow from a field."""
+    attributes: dict[str, Any] = {
+        "help": info.text,
+        "group": info.group,
+        "is_common": info.is_common,
+        "row": info.row,
+        "needs": tuple(map(_as_option, info.needs)),
+        "not_with": tuple(map(_as_option, info.not_with)),
+        "metavar": info.metavar or ("REGEX" if info.is_regex else None),
+    }
+    if attributes["metavar"] is None:
+        del attributes["metavar"]  # `Option` has one for some types
     (default,) = (own.default for own in fields(kind) if own.name == name)
-    types = [one for one in field_types(kind, name) if one is not NoneType]
-    if types == [bool]:
-        return {"is_flag": True, "default": default}
-    if types == [tuple[str, ...]]:
-        return {"multiple": True}
-    attributes: dict[str, Any] = {} if default in (None, ()) else {"default": default}
-    if texts := literals(kind, name):
-        attributes["type"] = click.Choice(texts)
-    elif types == [tuple[int, ...]]:
-        attributes["type"] = NumberList()
+    types = tuple(of for of in field_types(kind, name) if of is not NoneType)
+    if types == (bool,):
+        return {**attributes, "is_flag": True, "default": default}
+    if types == (tuple[str, ...],):
+        return {**attributes, "multiple": True, "help": f"{info.text} Repeatable."}
+    if default not in (None, ()):
+        attributes["default"] = default
+    if (values := _type(kind, name, types, info)) is not None:
+        attributes["type"] = values
     return attributes
+
+
+def _type(
+    kind: type, name: str, types: tuple[Any, ...], info: FieldInfo
+) -> click.ParamType[Any] | None:
+    """Return the type of the values of an option; None for a text."""
+    if texts := literals(kind, name):
+        return click.Choice(texts)
+    if types in _TYPES:
+        return _TYPES[types]
+    if info.path is not None:
+        return _PATHS[info.path]
+    if info.limits is None:
+        return None
+    if types == (int,):
+        return click.IntRange(int(info.limits.least), int(info.limits.most))
+    return Number(info.limits)
+
+
+def _as_option(text: str) -> str:
+    """Write an option as on the command line: "compat hta" as "--compat hta"."""
+    name, space, value = text.partition(" ")
+    return text if name.startswith("--") else f"{option_name(name)}{space}{value}"
 
 
 class OptionsCommand(cloup.Command):
@@ -252,7 +313,7 @@ class OptionsCommand(cloup.Command):
                 and (record := option.get_help_record(ctx)) is not None
             ):
                 rows.setdefault(_heading(option), []).append(record)
-        order = sorted(rows, key=lambda heading: (heading != COMMON, heading == OUTPUT.title))
+        order = sorted(rows, key=lambda heading: (heading != COMMON, heading == OUTPUT))
         return [HelpSection(heading=name, definitions=rows[name]) for name in order]
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -331,8 +392,8 @@ def _heading(param: click.Parameter) -> str:
 
 def group_title(param: click.Parameter) -> str:
     """Return the title of the group of an option."""
-    group = getattr(param, "group", None) or OUTPUT
-    return str(group.title)
+    group = getattr(param, "group", None)
+    return str(group.title) if group else OUTPUT
 
 
 def meaning(param: click.Option) -> str:
@@ -415,6 +476,6 @@ def _flag(*names_and_help: str, callback: Callable[..., None], **attrs: Any) -> 
         expose_value=False,
         callback=callback,
         help=text,
-        group=OUTPUT,
+        group=_group(OUTPUT),
         **attrs,
     )

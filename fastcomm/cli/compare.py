@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import click
 
 from fastcomm.checks import shortened
-from fastcomm.cli.commands import MEASUREMENT, OUTPUT, OptionsCommand, option, typed_options
+from fastcomm.cli.commands import OptionsCommand, option, typed_options
 from fastcomm.cli.messages import warn
 from fastcomm.cli.results import ResultFiles, exit_if_skipped, give, result_options
 from fastcomm.cli.runs import ExecutionOptions, executor_for, open_traces
 from fastcomm.cli.shared_options import measure_options
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.option_fields import MEASUREMENT, OUTPUT
 from fastcomm.options import MetricsOptions, ReadOptions
 from fastcomm.units import TIME_UNITS, enumeration, format_ns
 

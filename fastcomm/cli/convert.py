@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
+from fastcomm.cli.commands import OptionsCommand, option
 from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import OutputFile, RunArgument
 from fastcomm.cli.results import exit_if_skipped, json_option, print_written, say_skipped
 from fastcomm.cli.runs import ExecutionOptions, open_traces, opened_run
 from fastcomm.cli.shared_options import run_options, steps_option
 from fastcomm.errors import ConfigError, inert, shell_joined
+from fastcomm.option_fields import OUTPUT
 from fastcomm.options import ReadOptions
 from fastcomm.units import counted
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.checks import option_name
-from fastcomm.cli.commands import COMPAT, OUTPUT, RULES, OptionsCommand, option, option_of
+from fastcomm.cli.commands import OptionsCommand, option, option_of
 from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import Output
 from fastcomm.cli.results import (
@@ -23,6 +23,7 @@ from fastcomm.cli.results import (
 from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import builds, path_options, run_options
 from fastcomm.errors import ConfigError
+from fastcomm.option_fields import COMPAT, OUTPUT, RULES
 from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from fastcomm.errors import shell_joined, shell_quoted
 if TYPE_CHECKING:
     from pathlib import Path
 
-from fastcomm.cli.commands import OUTPUT, WORKLOAD, OptionsCommand, option
+from fastcomm.cli.commands import OptionsCommand, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.parameter_types import COUNT, OutputFolder
 from fastcomm.cli.results import json_option, print_written
 from fastcomm.cli.shared_options import link_bandwidth_option
+from fastcomm.option_fields import OUTPUT, WORKLOAD
 
 # Of all ranks: these need no second one.
 _IDLE_FAULTS = (

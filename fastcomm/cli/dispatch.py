@@ -11,7 +11,7 @@ from typing import Any, get_args
 import click
 
 from fastcomm.checks import FACTOR, REPLICAS, invalid, option_name, shortened
-from fastcomm.cli.commands import WORKLOAD, CommandGroup, option
+from fastcomm.cli.commands import CommandGroup, option
 from fastcomm.cli.dispatch_options import (
     DRAWING,
     SimulationRequest,
@@ -24,6 +24,7 @@ from fastcomm.cli.results import output_option
 from fastcomm.cli.shared_options import builds, with_options, workers_option
 from fastcomm.dispatch import Recipe
 from fastcomm.errors import ConfigError, inert
+from fastcomm.option_fields import WORKLOAD
 from fastcomm.planning_options import ReplicaRule, WorkloadOptions
 from fastcomm.units import counted
 

@@ -6,15 +6,15 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from cloup import OptionGroup
 
 from fastcomm.checks import EFFICIENCY, FACTOR
-from fastcomm.cli.commands import WORKLOAD, option, option_of
+from fastcomm.cli.commands import option, option_of
 from fastcomm.cli.messages import say
 from fastcomm.cli.parameter_types import BYTES, DURATION, Number
 from fastcomm.cli.results import ResultFiles, compat_option, print_json, result_options
 from fastcomm.cli.shared_options import builds, cluster_option, with_options
 from fastcomm.dispatch import DTYPE_BYTES, LAWS, RANGES, Recipe
+from fastcomm.option_fields import WORKLOAD
 from fastcomm.planning_options import DispatchOptions, WorkloadOptions
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _SHAPE = {
     "iter_num": "Number of iterations.",
 }
 _COMMON_SHAPE = ("num_nodes", "seq_len", "topk", "iter_num")
-_NETWORK = OptionGroup("Network")
+_NETWORK = "Network"
 _network = partial(option_of, DispatchOptions, group=_NETWORK)
 _workload = partial(option_of, WorkloadOptions, group=WORKLOAD)
 _COPYING = ("fast", "direct", "spreadout", "hierarchical")

@@ -5,17 +5,8 @@ from pathlib import Path
 from typing import get_args
 
 import click
-from cloup import OptionGroup
 
-from fastcomm.cli.commands import (
-    OUTPUT,
-    READING,
-    WINDOW,
-    CommandGroup,
-    option,
-    option_of,
-    typed_options,
-)
+from fastcomm.cli.commands import CommandGroup, option, option_of, typed_options
 from fastcomm.cli.convert import destination_argument, refuse_directory, write_uniform
 from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import COUNT, STEPS, TrialPath
@@ -24,6 +15,7 @@ from fastcomm.cli.results import ResultFiles, compat_option, json_option
 from fastcomm.cli.shared_options import with_options, workers_option
 from fastcomm.cli.stats import ListOptions, describe, list_options
 from fastcomm.errors import ConfigError
+from fastcomm.option_fields import OUTPUT, READING, WINDOW
 from fastcomm.options import (
     StepRule,
     TrialOptions,
@@ -51,7 +43,7 @@ def run() -> None:
     """
 
 
-_PREDICTIONS = OptionGroup("Predictions")
+_PREDICTIONS = "Predictions"
 _trial = partial(option_of, TrialOptions, group=READING)
 _replay = partial(option_of, TrialReplayOptions, group=_PREDICTIONS)
 

@@ -2,10 +2,11 @@
 
 import click
 
-from fastcomm.cli.commands import READING, OptionsCommand, option
+from fastcomm.cli.commands import OptionsCommand, option
 from fastcomm.cli.results import exit_if_skipped, json_option, print_json
 from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import run_options
+from fastcomm.option_fields import READING
 from fastcomm.options import ReadOptions
 
 _EXAMPLES = """\b

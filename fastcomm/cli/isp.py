@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from cloup import OptionGroup
 
 from fastcomm.checks import invalid, non_default, option_name
 from fastcomm.cli.commands import OptionsCommand, ParentCommand, option
@@ -58,13 +57,13 @@ Examples:
   fastcomm isp evaluate runs.csv --calibrate-from runs.csv
 """
 _ROWS = 10
-_strategy = partial(option, group=OptionGroup("Strategy"), is_common=True)
+_strategy = partial(option, group="Strategy", is_common=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _models = option(
     "--models",
     type=_FILE,
     metavar="FILE",
-    group=OptionGroup("Model and batch"),
+    group="Model and batch",
     is_common=True,
     help="CSV of model shapes, a model a row, besides the presets.",
 )
@@ -72,7 +71,7 @@ _calibrate_from = option(
     "--calibrate-from",
     type=_FILE,
     metavar="FILE",
-    group=OptionGroup("Cost model"),
+    group="Cost model",
     is_common=True,
     help="Fit efficiencies, overlap and overheads to the runs of a CSV first.",
 )

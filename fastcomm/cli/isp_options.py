@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-from cloup import OptionGroup
 
 from fastcomm.checks import IMBALANCE, PENALTY, option_name
-from fastcomm.cli.commands import COMPAT, OUTPUT, WORKLOAD, option, option_of
+from fastcomm.cli.commands import option, option_of
 from fastcomm.cli.parameter_types import COUNT, Number
 from fastcomm.cli.results import compat_option, top_option
 from fastcomm.cli.shared_options import cluster_option
+from fastcomm.option_fields import COMPAT, OUTPUT, WORKLOAD
 from fastcomm.planning_options import SearchOptions
 from fastcomm.units import parse_quantity
 
@@ -30,9 +30,9 @@ class ShowOptions:
     launch: Literal["megatron", "torchtitan"] | None = None
 
 
-_batch = partial(option_of, SearchOptions, group=OptionGroup("Model and batch"))
-_space = partial(option_of, SearchOptions, group=OptionGroup("Search space"))
-_cost = partial(option_of, SearchOptions, group=OptionGroup("Cost model"))
+_batch = partial(option_of, SearchOptions, group="Model and batch")
+_space = partial(option_of, SearchOptions, group="Search space")
+_cost = partial(option_of, SearchOptions, group="Cost model")
 _compat = partial(option_of, SearchOptions, group=COMPAT)
 _shown = partial(option_of, ShowOptions, group=OUTPUT)
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import click
 
-from fastcomm.cli.commands import MEASUREMENT, OUTPUT, WINDOW, OptionsCommand, option, option_of
+from fastcomm.cli.commands import OptionsCommand, option, option_of
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.parameter_types import NUMBER, RANK
 from fastcomm.cli.results import (
@@ -17,6 +17,7 @@ from fastcomm.cli.results import (
 )
 from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import builds, run_options
+from fastcomm.option_fields import MEASUREMENT, OUTPUT, WINDOW
 from fastcomm.options import WITHOUT_NAMES, KernelOptions, ReadOptions
 
 _EXAMPLES = """\b

@@ -5,10 +5,11 @@ from functools import partial
 
 import click
 
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option
+from fastcomm.cli.commands import OptionsCommand, option
 from fastcomm.cli.results import ResultFiles, exit_if_skipped, give, result_options
 from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import measure_options, throughput_options
+from fastcomm.option_fields import OUTPUT
 from fastcomm.options import MetricsOptions, ReadOptions
 
 _EXAMPLES = """\b

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option_of
+from fastcomm.cli.commands import OptionsCommand, option_of
 from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import RunArgument
 from fastcomm.cli.results import (
@@ -26,6 +26,7 @@ from fastcomm.cli.shared_options import (
     window_options,
     with_options,
 )
+from fastcomm.option_fields import OUTPUT
 from fastcomm.options import ReadOptions, RunReplayOptions, ScenarioOptions
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option_of
+from fastcomm.cli.commands import OptionsCommand, option_of
 from fastcomm.cli.messages import say
 from fastcomm.cli.results import (
     exit_if_skipped,
@@ -16,6 +16,7 @@ from fastcomm.cli.results import (
 )
 from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import measure_options, throughput_options
+from fastcomm.option_fields import OUTPUT
 from fastcomm.options import ReadOptions, ReportOptions
 
 _page = partial(option_of, ReportOptions, group=OUTPUT)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.checks import literals
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import COMPAT, OUTPUT, option, option_of
+from fastcomm.cli.commands import option, option_of
 from fastcomm.cli.messages import say
 from fastcomm.cli.parameter_types import COUNT, OutputFile, OutputFolder
 from fastcomm.cli.shared_options import builds, with_options
 from fastcomm.errors import FastcommError
+from fastcomm.option_fields import COMPAT, OUTPUT, literals
 from fastcomm.result import SCHEMA_VERSION, Result, dumps, json_text
 
 if TYPE_CHECKING:

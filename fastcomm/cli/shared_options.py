@@ -8,18 +8,8 @@ from typing import Any, TypeVar, cast
 import click
 
 from fastcomm.checks import option_name
-from fastcomm.cli.commands import (
-    EDITS,
-    LAYOUT,
-    MEASUREMENT,
-    READING,
-    WINDOW,
-    WORKLOAD,
-    option,
-    option_of,
-)
+from fastcomm.cli.commands import option, option_of, options_of
 from fastcomm.cli.parameter_types import (
-    COUNT,
     DURATION,
     NUMBER,
     RANK,
@@ -34,6 +24,7 @@ from fastcomm.cli.parameter_types import (
 )
 from fastcomm.cli.runs import ExecutionOptions
 from fastcomm.errors import ConfigError
+from fastcomm.option_fields import EDITS, MEASUREMENT, READING, WINDOW, WORKLOAD
 from fastcomm.options import EditOptions, MetricsOptions, PathOptions, ReadOptions, Window
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,50 +80,9 @@ def _as_options(text: str, names: Sequence[str]) -> str:
 
 # How a run is read.
 
-_layout = partial(option_of, ReadOptions, group=LAYOUT)
-_reading = partial(option_of, ReadOptions, group=READING)
 _cluster = partial(option_of, ExecutionOptions, group=READING)
 _FILE = FileOrUrl(exists=True, dir_okay=False)
-_SIZES = {
-    "tp": "Tensor-parallel size.",
-    "pp": "Pipeline-parallel size.",
-    "dp": "Data-parallel size.",
-    "ep": "Expert-parallel size.",
-    "cp": "Context-parallel size.",
-}
-_SIZES_ROW = (
-    "--tp, --pp, --dp, --ep, --cp N",
-    "Sizes of the parallelisms, where traces do not name their process groups.",
-)
-_READING: _Options = [
-    _layout("ranks", "Read only these ranks, as in 0-7,12.", is_common=True),
-    *(  # the help has one row for all sizes
-        _layout(name, text, type=COUNT, is_common=True, row=("", "") if row else _SIZES_ROW)
-        for row, (name, text) in enumerate(_SIZES.items())
-    ),
-    _layout(
-        "order",
-        "Rank order: megatron (default), deepspeed, torchtitan, vllm, or as in tp-cp-ep-dp-pp.",
-        metavar="ORDER",
-    ),
-    _layout(
-        "config",
-        "Read settings of the run (parallelism, tags, kernels, link) from a TOML file.",
-        type=_FILE,
-    ),
-    _layout(
-        "guess_tags", "Guess the parallelism of untagged process groups from their traffic."
-    ),
-    _reading(
-        "iteration_regex",
-        "Names of the events that mark steps. The first group is the step number.",
-        metavar="REGEX",
-    ),
-    _reading("allow_truncated", "Read truncated traces up to the last complete event."),
-]
-_KEEP_GOING = _reading(
-    "keep_going", "Skip ranks that cannot be read, list them, and exit with code 3."
-)
+_READING = options_of(ReadOptions, without=("step_boundary",))
 
 
 def workers_option(kind: str = "processes", **attrs: Any) -> Callable[[F], F]:
@@ -169,12 +119,12 @@ def run_options(command: F) -> F:
     `ExecutionOptions`.
     """
     grouped = builds(reading=ReadOptions, execution=ExecutionOptions)(command)
-    return with_options([*_READING, _PROCESSES, _KEEP_GOING, *_CLUSTER])(grouped)
+    return with_options([*_READING, _PROCESSES, *_CLUSTER])(grouped)
 
 
 def reading_options(command: F) -> F:
     """Add the options of `run_options` without those of parallel reading, as `reading`."""
-    return with_options([*_READING, _KEEP_GOING])(builds(reading=ReadOptions)(command))
+    return with_options(_READING)(builds(reading=ReadOptions)(command))
 
 
 def cluster_options(command: F) -> F:
@@ -216,7 +166,7 @@ _WINDOW: _Options = [
     _window("exact", "Match the whole name with --annotation.", **_NAMED),
     _window(
         "data_load_events",
-        "Names of events that load data, instead of the usual ones. Repeatable.",
+        "Names of events that load data, instead of the usual ones.",
         metavar="REGEX",
     ),
 ]
@@ -231,27 +181,27 @@ _RANK = option_of(
 _EDITS: _Options = [
     _edit(
         "scale",
-        "Multiply durations, as in comm:TP=0.5 or kernel:/gemm/=0.8. Repeatable.",
+        "Multiply durations, as in comm:TP=0.5 or kernel:/gemm/=0.8.",
         metavar="WHAT=FACTOR",
     ),
     _edit(
         "set",
-        "Set durations or the bandwidth of a link, as in link:TP=800Gbit/s. Repeatable.",
+        "Set durations or the bandwidth of a link, as in link:TP=800Gbit/s.",
         metavar="WHAT=VALUE",
     ),
     _edit(
         "heal",
-        "Make a rank or link as fast as its peers: rank:5, link:3-7. Repeatable.",
+        "Make a rank or link as fast as its peers: rank:5, link:3-7.",
         metavar="WHAT",
     ),
     _edit(
         "remove",
-        "Remove work or delays: op:Broadcast, wait:TP, launches, gaps. Repeatable.",
+        "Remove work or delays: op:Broadcast, wait:TP, launches, gaps.",
         metavar="WHAT",
     ),
     _edit(
         "overlap",
-        "Hide the communication of a parallelism under compute. Repeatable.",
+        "Hide the communication of a parallelism under compute.",
         metavar="TAG",
     ),
     _edit(
@@ -311,12 +261,7 @@ _MEASURED: _Options = [
         group=WORKLOAD,
     ),
     steps_option,
-    option_of(
-        ReadOptions,
-        "step_boundary",
-        "Where a step begins and ends: at its first GPU work, or its mark on the host.",
-        group=WINDOW,
-    ),
+    option_of(ReadOptions, "step_boundary"),
     _measured(
         "bytes", "Bytes that bandwidth and volume count: as nccl-tests, on links, or per call."
     ),

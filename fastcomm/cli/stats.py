@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.commands import OUTPUT, OptionsCommand, option_of
+from fastcomm.cli.commands import OptionsCommand, option_of
 from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import RunArgument
 from fastcomm.cli.results import (
@@ -22,6 +22,7 @@ from fastcomm.cli.results import (
 )
 from fastcomm.cli.runs import open_traces
 from fastcomm.cli.shared_options import builds, reading_options, with_options
+from fastcomm.option_fields import OUTPUT
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import click
 
 from fastcomm.checks import FACTOR
-from fastcomm.cli.commands import LAYOUT, MEASUREMENT, OptionsCommand, option_of
+from fastcomm.cli.commands import OptionsCommand, option_of
 from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import FileOrUrl, Number
 from fastcomm.cli.results import ResultFiles, print_json, result_options, trace_option
@@ -15,6 +15,7 @@ from fastcomm.cli.shared_options import (
     steps_option,
     workers_option,
 )
+from fastcomm.option_fields import LAYOUT, MEASUREMENT
 from fastcomm.options import StragglerOptions
 
 _EXAMPLES = """\b

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcomm.checks import build, non_default, option_name, shows
+from fastcomm.checks import non_default, option_name
 from fastcomm.compat import isp_space
 from fastcomm.compat.isp_space import ORIGINAL_ALGOS, OriginalBlock, OriginalRules
 from fastcomm.errors import ConfigError, python_names
@@ -22,6 +22,7 @@ from fastcomm.isp.internevo.calibration import Setting, setting
 from fastcomm.isp.internevo.layer import Array
 from fastcomm.isp.internevo.price import Costs
 from fastcomm.isp.internevo.result import FeasibleCells, Fields, Records, SearchResult
+from fastcomm.option_fields import build, shows
 from fastcomm.planning_options import SearchOptions
 
 _INTRA = 150 * 2**30  # bytes/s inside a node

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm import files
-from fastcomm.checks import DTYPE_BYTES, PENALTY, build
+from fastcomm.checks import DTYPE_BYTES, PENALTY
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.hardware import load
 from fastcomm.hardware.measurements import ComputeTables, read_tables
 from fastcomm.isp.internevo import Question
 from fastcomm.isp.internevo.block import IntArray
+from fastcomm.option_fields import build
 from fastcomm.planning_options import SearchOptions
 from fastcomm.units import parse_quantity
 

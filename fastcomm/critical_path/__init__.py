@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from fastcomm.checks import check_path, check_type, takes
+from fastcomm.checks import check_path, check_type
 from fastcomm.critical_path import candidates, saved
 from fastcomm.critical_path.candidates import Candidate
 from fastcomm.critical_path.given_times import times_of, with_times
@@ -26,6 +26,7 @@ from fastcomm.critical_path.window import DeviceTime, step_note
 from fastcomm.errors import FastcommError
 from fastcomm.graph import Graph
 from fastcomm.graph.edits import Edit, EditPlan, EditSweep, Interval, plan
+from fastcomm.option_fields import takes
 from fastcomm.options import EditOptions
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank

@@ -10,8 +10,9 @@ This module stays light: `fastcomm dispatch --help` loads it.
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
-from fastcomm.checks import RANKS, CheckedOptions, Range, build, non_default
+from fastcomm.checks import RANKS, Range, non_default
 from fastcomm.errors import ConfigError
+from fastcomm.option_fields import CheckedOptions, build
 from fastcomm.planning_options import Distinct, Dtype, Law, WorkloadOptions
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}

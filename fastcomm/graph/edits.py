@@ -19,8 +19,9 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from fastcomm import files, regexes
-from fastcomm.checks import SPEED, build, shortened
+from fastcomm.checks import SPEED, shortened
 from fastcomm.errors import ConfigError, inert
+from fastcomm.option_fields import build
 from fastcomm.options import EditOptions
 from fastcomm.units import format_ns, parse_bandwidth, parse_duration
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from fastcomm.checks import build, non_default, shows
+from fastcomm.checks import non_default
 from fastcomm.errors import ConfigError, python_names
 from fastcomm.isp.internevo import numbers, question_of
 from fastcomm.isp.internevo.calibration import setting
@@ -11,6 +11,7 @@ from fastcomm.isp.internevo.result import SearchResult
 from fastcomm.isp.internevo.search import SearchSweep, search, sweep
 from fastcomm.isp.plan_search import PlanSearch, search_plans
 from fastcomm.isp.trainers import trainer_of
+from fastcomm.option_fields import build, shows
 from fastcomm.planning_options import SearchOptions
 
 
