@@ -118,6 +118,8 @@ def shortened(value: object) -> str:
 
 
 RANKS = Range(1, 1 << 20)  # ranks of a run, or GPUs of a cluster
+RANK = Range(0, 1 << 31)  # the number of one
+GPUS_PER_NODE = Range(1, 1 << 16)
 FACTOR = Range(0, 1e6)
 SPEED = Range(1e-6, 1e6)
 DURATION_NS = Range(0, 1e15)

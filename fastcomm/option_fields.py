@@ -1,8 +1,8 @@
 """Fields of options classes: what each means, how its value is checked, who takes it.
 
-An options class is a frozen dataclass on `CheckedOptions`, whose fields are made by `option`.
-The command line, the docstrings of the functions
-that take the options, and the pages of options and commands are made from it.
+An options class is a frozen dataclass on `CheckedOptions`, and `option_field` makes its fields.
+The command line, the docstrings of functions that take the options, and the pages of options
+and commands are made from them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +28,7 @@ from typing import (
 
 from fastcomm.checks import Range, invalid_value, plain_number, regex
 from fastcomm.errors import ConfigError, as_python, python_names
+from fastcomm.units import Quantity
 
 # Groups of options, as the help and the page of options call them.
 WINDOW = "Window"
@@ -38,6 +39,12 @@ READING = "Reading"
 WORKLOAD = "Workload"
 RULES = "Dependencies"
 COMPAT = "Compatibility"
+PREDICTIONS = "Predictions"
+NETWORK = "Network"
+BATCH = "Model and batch"
+SPACE = "Search space"
+COST = "Cost model"
+STRATEGY = "Strategy"
 OUTPUT = "Output"
 
 _INFO = "fastcomm"  # key of the metadata of a field
@@ -63,7 +70,10 @@ class FieldInfo:
     limits
         The valid numbers, or items of a list.
     path
-        What the path of a file is: "file", "directory" or "file or URL"; None for other texts.
+        What the path names, which must exist unless it is new: "file", "directory", "file or
+        URL", "new", "new directory"; None for other texts.
+    may_be_empty
+        Whether an empty text or list is a value.
     is_regex
         Whether the text, or every text of a list, is a regular expression.
     metavar
@@ -85,7 +95,8 @@ class FieldInfo:
     text: str
     group: str | None
     limits: Range | None = None
-    path: Literal["file", "directory", "file or URL"] | None = None
+    path: Literal["file", "directory", "file or URL", "new", "new directory"] | None = None
+    may_be_empty: bool = True
     is_regex: bool = False
     metavar: str | None = None
     is_common: bool = False
@@ -95,7 +106,7 @@ class FieldInfo:
     not_with: tuple[str, ...] = ()
 
 
-def option(text: str, default: Any = None, *, group: str | None, **about: Any) -> Any:
+def option_field(text: str, default: Any = None, *, group: str | None, **about: Any) -> Any:
     """Return a field of an options class; `about` are attributes of `FieldInfo`."""
     return field(default=default, metadata={_INFO: FieldInfo(text=text, group=group, **about)})
 
@@ -112,7 +123,8 @@ _KINDS: dict[type, str] = {bool: "True or False", int: "a whole number", float: 
 class CheckedOptions:
     """Base class of options that checks each value against the type and limits of its field.
 
-    A list for a field of type tuple becomes a tuple, and so does one item without a list. A
+    A list for a field of type tuple becomes a tuple, and so does one item without a list. The
+    text of a quantity ("400Gbit/s") becomes its number, of the type of the field (`Rate`). A
     value that is invalid, or that has no effect beside the others, raises `ConfigError`.
     """
 
@@ -145,6 +157,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _checked(name: str, value: Any, hint: Any) -> Any:
     """Return the value, a list or one item of it as a tuple; `ConfigError` for another type."""
     kinds, value = _union(hint), plain_number(value)
+    for kind in filter(_is_quantity, kinds):
+        return value if value is None or isinstance(value, kind) else kind(value, name)
     for kind in kinds:
         if get_origin(kind) is tuple and _is_list(value):
             return tuple(_checked(name, item, get_args(kind)[0]) for item in value)
@@ -158,6 +172,8 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
 
 def _check_value(name: str, value: Any, info: FieldInfo) -> None:
     """Raise `ConfigError` for a value, or an item of a list, that the field does not allow."""
+    if not info.may_be_empty and value in ("", ()):
+        raise ConfigError(f"missing value of {name}")
     for item in value if isinstance(value, tuple) else (value,):
         if info.limits is not None and item is not None:
             info.limits.check(item, name)
@@ -200,6 +216,10 @@ def literals(kind: Any, name: str) -> tuple[str, ...]:
     """Return the texts that a field of an options class takes; none for other fields."""
     types = field_types(kind, name)
     return tuple(text for of in types if get_origin(of) is Literal for text in get_args(of))
+
+
+def _is_quantity(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Quantity)
 
 
 def _is_list(value: Any) -> bool:

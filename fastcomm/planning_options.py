@@ -4,13 +4,33 @@ As in `options`, a field has the name and the default of the command's option.
 """
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
-from fastcomm.checks import DTYPE_BYTES, IMBALANCE, PENALTY, non_default
-from fastcomm.errors import ConfigError
-from fastcomm.option_fields import CheckedOptions
-from fastcomm.options import BandwidthText
+from fastcomm.checks import (
+    DTYPE_BYTES,
+    EFFICIENCY,
+    FACTOR,
+    GPUS_PER_NODE,
+    IMBALANCE,
+    PENALTY,
+    Range,
+    non_default,
+)
+from fastcomm.option_fields import (
+    BATCH,
+    COMPAT,
+    COST,
+    NETWORK,
+    SPACE,
+    STRATEGY,
+    WORKLOAD,
+    CheckedOptions,
+    option_field,
+)
+from fastcomm.options import cluster_field, compat_field
+from fastcomm.units import Duration
 
 Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]
 Distinct = Literal["uniform", "resample"]
@@ -19,51 +39,71 @@ Law = Literal["zipf", "bounded", "uniform", "popularity", "gate", "bimodal"]
 # Which replica of an expert a token takes.
 ReplicaRule = Literal["random", "round-robin", "local"]
 # A quantity such as 64Ki, or several: "64,128", (64, 128).
-Quantity = str | float | None
-Quantities = str | float | tuple[int, ...] | None
+QuantityText = str | float | None
+QuantityTexts = str | float | tuple[int, ...] | None
 
-# The laws, and the original simulator, under which an option of a workload has no effect.
-_WITHOUT_EFFECT = {
-    "zipf_alpha": ("law uniform", "law popularity", "law gate"),
-    "distinct": ("law gate", "law bimodal", "compat seed"),
-    "shuffle": ("law uniform", "law gate", "law bimodal", "compat seed"),
-    "law": ("compat seed",),
-}
+MOST_EXPERTS = 1 << 24
+MOST_TOKENS = 1 << 40  # of a layer
+MOST_LAYERS = 1 << 20  # of all iterations
+
+
+def _shape(text: str, least: int, most: int, *, is_common: bool = False) -> Any:
+    """Return the field of a size of a workload, whose default is that of `Recipe`."""
+    limits = Range(least, most)
+    return option_field(text, group=WORKLOAD, limits=limits, is_common=is_common)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions(CheckedOptions):
-    """The shape of an expert all-to-all, and how tokens are routed; None is `Recipe`'s default.
+    """The shape of an expert all-to-all, and how tokens are routed.
 
-    `law` is how popular experts are. `compat` draws what the original simulator draws.
+    None is the default of `Recipe`.
     """
 
-    num_nodes: int | None = None
-    gpus_per_node: int | None = None
-    experts_per_gpu: int | None = None
-    seq_len: int | None = None
-    batch_size: int | None = None
-    embed_size: int | None = None
-    topk: int | None = None
-    num_layers: int | None = None
-    iter_num: int | None = None
-    dtype: Dtype | None = None
-    zipf_alpha: float | None = None
-    seed: int | None = None
-    distinct: Distinct | None = None
-    shuffle: bool | None = None
-    law: Law | None = None
-    compat: Literal["seed"] | None = None
-
-    def __post_init__(self) -> None:
-        """Check that no option is given that the law, or the original, does not use."""
-        CheckedOptions.__post_init__(self)
-        for name, rules in _WITHOUT_EFFECT.items():
-            value = getattr(self, name)
-            for rule in () if value is None or value is False else rules:
-                option, _, choice = rule.partition(" ")
-                if getattr(self, option) == choice:
-                    raise ConfigError(f"{name} has no effect with {rule}; leave one out")
+    num_nodes: int | None = _shape("Number of nodes.", 1, 1 << 16, is_common=True)
+    gpus_per_node: int | None = option_field(
+        "GPUs per node.", group=WORKLOAD, limits=GPUS_PER_NODE
+    )
+    experts_per_gpu: int | None = _shape("Experts per GPU.", 1, MOST_EXPERTS)
+    seq_len: int | None = _shape("Sequence length in tokens.", 0, MOST_TOKENS, is_common=True)
+    batch_size: int | None = _shape("Number of sequences in a layer.", 0, MOST_TOKENS)
+    embed_size: int | None = _shape("Elements per token.", 1, 1 << 30)
+    topk: int | None = _shape("Experts per token.", 1, 1 << 16, is_common=True)
+    num_layers: int | None = _shape("Layers per iteration.", 1, MOST_LAYERS)
+    iter_num: int | None = _shape("Number of iterations.", 1, MOST_LAYERS, is_common=True)
+    dtype: Dtype | None = option_field(
+        f"Type of the elements: {', '.join(get_args(Dtype))}.", group=WORKLOAD, metavar="NAME"
+    )
+    zipf_alpha: float | None = option_field(
+        "Exponent of the Zipf law.",
+        group=WORKLOAD,
+        limits=Range(0, 100),
+        is_common=True,
+        not_with=("law uniform", "law popularity", "law gate"),
+    )
+    seed: int | None = option_field(
+        "Random seed. Default: 0.", group=WORKLOAD, limits=Range(0, (1 << 64) - 1)
+    )
+    compat: Literal["seed"] | None = compat_field(
+        "the workload of the original simulator", "seed"
+    )
+    law: Law | None = option_field(
+        f"How popular experts are: {', '.join(get_args(Law))}. Default: zipf.",
+        group=WORKLOAD,
+        metavar="NAME",
+        is_common=True,
+        not_with=("compat seed",),
+    )
+    distinct: Distinct | None = option_field(
+        "How a repeated expert of a token is replaced: by any other, or by the law.",
+        group=WORKLOAD,
+        not_with=("law gate", "law bimodal", "compat seed"),
+    )
+    shuffle: bool | None = option_field(
+        "Randomize which experts are popular.",
+        group=WORKLOAD,
+        not_with=("law uniform", "law gate", "law bimodal", "compat seed"),
+    )
 
     def recipe_values(self) -> dict[str, Any]:
         """Return the fields of a `Recipe` that these options set."""
@@ -72,33 +112,126 @@ class WorkloadOptions(CheckedOptions):
         return {name: value for name, value in values.items() if value is not None}
 
 
+def _efficiency(of: str) -> Any:
+    """Return the field of the share of a bandwidth that is reached."""
+    text = f"Share of --{of} that is reached."
+    return option_field(text, 1.0, group=NETWORK, limits=EFFICIENCY)
+
+
+def _start(place: str) -> Any:
+    """Return the field of a startup time."""
+    text = f"Startup time of a message {place}, as in 2us."
+    return option_field(text, Duration("0us", ""), group=NETWORK)
+
+
+def _bytes(text: str) -> Any:
+    """Return the field of the size of a token."""
+    return option_field(text, group=NETWORK, limits=Range(1, 1 << 40), metavar="N")
+
+
+_COPYING = ("fast", "direct", "spreadout", "hierarchical")  # schedules
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchOptions(CheckedOptions):
     """The network of an expert all-to-all, and what is sent.
 
-    `cluster` is a TOML file or a shipped cluster, `bw_inter` and `bw_intra` the bandwidths of a
-    GPU between nodes and inside its node, with their units ("50GB/s"). `inter_start` and
-    `intra_start` are startup times with their units ("2us"); `incast` is the share by which
-    each sender beyond the first slows a receiver down. A token is as large as the workload
-    says, unless `token_bytes` and `combine_bytes` say it.
+    A token is as large as the workload says, unless `token_bytes` and `combine_bytes` say it. A
+    bandwidth needs a unit, but for a workload of the original simulator.
     """
 
-    cluster: str | Path | None = None
-    bw_inter: BandwidthText = None
-    bw_intra: BandwidthText = None
-    inter_efficiency: float = 1.0
-    intra_efficiency: float = 1.0
-    inter_start: str | float = "0us"
-    intra_start: str | float = "0us"
-    incast: float = 0.0
-    token_bytes: int | None = None
-    combine_bytes: int | None = None
-    demand: Literal["copies", "unique"] = "copies"
-    decomposition: Literal["threshold", "incremental", "assignment"] = "threshold"
+    cluster: str | Path | None = cluster_field("none")
+    bw_inter: str | float | None = option_field(
+        "NIC bandwidth per GPU, as in 50GB/s or 400Gbit/s. Default: 50GiB/s.",
+        group=NETWORK,
+        metavar="RATE",
+        is_common=True,
+    )
+    bw_intra: str | float | None = option_field(
+        "Bandwidth per GPU inside its node. Default: 400GiB/s.",
+        group=NETWORK,
+        metavar="RATE",
+        is_common=True,
+    )
+    inter_efficiency: float = _efficiency("bw-inter")
+    intra_efficiency: float = _efficiency("bw-intra")
+    inter_start: str | Duration = _start("between nodes")
+    intra_start: str | Duration = _start("inside a node")
+    incast: float = option_field(
+        "Slowdown of a receiver per sender beyond the first (with --schedules direct).",
+        0.0,
+        group=NETWORK,
+        limits=FACTOR,
+        needs=("--schedules direct",),
+    )
+    token_bytes: int | None = _bytes("Bytes of a dispatched token.")
+    combine_bytes: int | None = _bytes("Bytes of a returned token.")
+    demand: Literal["copies", "unique"] = option_field(
+        "Send a GPU one copy of a token for each of its experts, or a single one.",
+        "copies",
+        group=NETWORK,
+        needs=tuple(f"--schedules {name}" for name in _COPYING),
+    )
+    decomposition: Literal["threshold", "incremental", "assignment"] = option_field(
+        "How --schedules fast picks its stages: threshold, incremental or assignment.",
+        "threshold",
+        group=NETWORK,
+        metavar="METHOD",
+        needs=("--schedules fast",),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions(CheckedOptions):
+class BatchOptions(CheckedOptions):
+    """The model, the GPUs and the tokens of a step."""
+
+    model: str | Path | None = option_field(
+        "Preset (internlm-7b, deepseek-v3, ...), size (7B), TOML file, or Hugging Face "
+        "config.json.",
+        group=BATCH,
+        metavar="MODEL",
+        is_common=True,
+        may_be_empty=False,
+    )
+    world_size: QuantityTexts = option_field(
+        "Number of GPUs: 128; 64,128; or 64-256 for all multiples of 8.",
+        group=BATCH,
+        spellings=("--world-size", "--gpus"),
+        metavar="LIST",
+        is_common=True,
+        may_be_empty=False,
+    )
+    seq_len: QuantityTexts = option_field(
+        "Sequence length in tokens. As in 64Ki; several make a sweep.",
+        group=WORKLOAD,
+        metavar="LIST",
+        is_common=True,
+        may_be_empty=False,
+    )
+    global_batch: QuantityText = option_field(
+        "Tokens per step, as in 4Mi. A number without unit counts sequences, for internevo "
+        "tokens.",
+        group=BATCH,
+        metavar="N",
+        is_common=True,
+        may_be_empty=False,
+    )
+
+
+_ORIGINAL = ("--compat",)
+_searched = partial(option_field, group=SPACE, may_be_empty=False)
+_batch = partial(option_field, group=BATCH, metavar="N", may_be_empty=False)
+_cost = partial(option_field, group=COST, may_be_empty=False)
+_cost_today = partial(_cost, not_with=_ORIGINAL)
+
+
+def _table(text: str) -> Any:
+    """Return the field of a file of measured times."""
+    return _cost(text, path="file", not_with=("--compat-tables",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions(BatchOptions):
     """What a search for strategies asks: model, GPUs, batch, cluster, and what is allowed.
 
     Quantities are numbers or texts ("64Ki"). `model`, `world_size` (GPUs) and `seq_len`
@@ -107,65 +240,148 @@ class SearchOptions(CheckedOptions):
     for every value of a size such as `pp_sizes`.
     """
 
-    model: str | Path | None = None
-    vocab: Quantity = None
-    world_size: Quantities = None
-    seq_len: Quantities = None
-    global_batch: Quantity = None
-    global_batch_min: Quantity = None
-    global_batch_max: Quantity = None
-    micro_bsz: Quantity = None
-    micro_num: Quantity = None
-    cluster: str | Path | None = None
-    memory: Quantity = None
+    cluster: str | Path | None = cluster_field("a800", may_be_empty=False)
+    memory: QuantityText = _searched(
+        "Memory limit per GPU, as in 70GiB. Default: that of the cluster.",
+        spellings=("--memory", "--max-memory"),
+        metavar="BYTES",
+        is_common=True,
+    )
     trainer: (
         Literal["megatron", "nemo", "nemo-fsdp", "fsdp", "fsdp2", "deepspeed", "internevo"]
         | None
-    ) = None
-    precision: str | None = None
-    fix: str | None = None
-    algorithms: str | None = None
-    pp_sizes: Quantities = None
-    sp_sizes: Quantities = None
-    flash: bool | None = None
-    penalty: float | None = None
-    overlap_grad: bool = False
-    grad_sync: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
-    param_sync: Literal["broadcast", "all_gather"] = "broadcast"
-    overlap_weights: Literal["layer", "per_op"] = "layer"
-    comm_model: Literal["call", "ring", "tree"] = "call"
-    interleave: Quantities = None
-    ep_sizes: Quantities = None
-    imbalance: float | None = None
-    dispatch: Literal["copies", "nodes"] = "copies"
-    overlap_experts: bool = False
-    p2p: Literal["whole", "scatter"] = "whole"
-    any_schedule: bool = False
-    gemm_table: str | Path | None = None
-    attention_table: str | Path | None = None
-    calibrate: str | Path | None = None
-    compat: Literal["isp-2025", "isp-2024"] | None = None
-    compat_tables: str | Path | None = None
-    strict_batch: bool = False
-    overlap_wdp: bool = False
-    dtype_size: int | None = None
+    ) = _searched(
+        "Trainer whose strategies are searched. Default: megatron on measured GPUs, else "
+        "internevo.",
+        metavar="NAME",
+        is_common=True,
+    )
+    precision: str | None = _searched(
+        "Precision of linear layers: fp8, or a recipe such as fp8_block. Default: bf16.",
+        metavar="NAME",
+        is_common=True,
+    )
+    fix: str | None = _searched(
+        "Values of all strategies, as in tp=8,pp=4: keys of --strategy of isp price.",
+        metavar="LIST",
+        is_common=True,
+    )
+    algorithms: str | None = _searched(
+        "How sequences and weights are divided: some of isp,msp,fsp,mtp (default: all), or dsp "
+        "alone.",
+        metavar="LIST",
+    )
+    pp_sizes: QuantityTexts = _searched(
+        "Pipeline-parallel sizes to consider, as in 1,2. Default: all that are possible.",
+        metavar="LIST",
+    )
+    calibrate: str | Path | None = _cost(
+        "Use measured links and GEMMs: traces, output of fastcomm metrics, or of nccl-tests "
+        "(links alone).",
+        metavar="PATH",
+        is_common=True,
+    )
+    vocab: QuantityText = _batch("Vocabulary size. Default: the model's.")
+    global_batch_min: QuantityText = _batch(
+        "Minimum tokens per step, instead of --global-batch."
+    )
+    global_batch_max: QuantityText = _batch(
+        "Maximum tokens per step, instead of --global-batch."
+    )
+    micro_bsz: QuantityText = _batch("Sequences of a micro-batch. Default: any number.")
+    micro_num: QuantityText = _batch("Micro-batches per step. Default: any number.")
+    sp_sizes: QuantityTexts = _searched(
+        "Sequence- or tensor-parallel sizes to consider, as in 1,2. Default: all.",
+        metavar="LIST",
+    )
+    ep_sizes: QuantityTexts = _searched(
+        "Expert-parallel sizes to consider, as in 1,2. Default: all that are possible.",
+        metavar="LIST",
+        not_with=_ORIGINAL,
+    )
+    interleave: QuantityTexts = _searched(
+        "Pipeline stages per rank; several as in 1,2. Default: all.",
+        metavar="LIST",
+        not_with=_ORIGINAL,
+    )
+    any_schedule: bool = _searched(
+        "Allow fewer micro-batches than pipeline stages.", False, not_with=_ORIGINAL
+    )
+    flash: bool | None = _cost(
+        "Use FlashAttention, or plain attention. Default: FlashAttention.",
+        spellings=("--flash/--no-flash",),
+    )
+    penalty: float | None = _cost(
+        "Time lost by overlap, a share of the shorter part from 0 to 1. Default: 0.2.",
+        limits=PENALTY,
+    )
+    overlap_grad: bool = _cost_today(
+        "Overlap gradient synchronization with the backward pass.", False
+    )
+    grad_sync: Literal["all_reduce", "reduce_scatter"] = _cost_today(
+        "Collective that synchronizes gradients.", "all_reduce"
+    )
+    param_sync: Literal["broadcast", "all_gather"] = _cost_today(
+        "Collective that synchronizes parameters.", "broadcast"
+    )
+    overlap_weights: Literal["layer", "per_op"] = _cost_today(
+        "GEMMs that overlap the gathers of weights: all of the layer, or one each.", "layer"
+    )
+    comm_model: Literal["call", "ring", "tree"] = _cost_today(
+        "Add a startup time per collective call, per ring step, or per tree level.", "call"
+    )
+    imbalance: float | None = _cost_today(
+        "Tokens of the busiest rank's experts divided by the mean. Default: 1.",
+        limits=IMBALANCE,
+    )
+    dispatch: Literal["copies", "nodes"] = _cost_today(
+        "Send a token to each of its experts, or once to each of their nodes.", "copies"
+    )
+    overlap_experts: bool = _cost_today(
+        "Overlap the all-to-alls of experts with another micro-batch.", False
+    )
+    p2p: Literal["whole", "scatter"] = _cost_today(
+        "Activations an mtp rank sends on: all, or its share (scatter).", "whole"
+    )
+    gemm_table: str | Path | None = _table("Measured GEMMs: CSV with key_bytesxmacs and lat_s.")
+    attention_table: str | Path | None = _table(
+        "Measured attention: CSV with b, s, h_local, is_fwd and lat_s."
+    )
+    compat: Literal["isp-2025", "isp-2024"] | None = compat_field(
+        "the original search of 2025, or of 2024", "isp-2025|isp-2024"
+    )
+    compat_tables: str | Path | None = option_field(
+        "Measured GEMMs and attention: directory with linear_<gpu>.csv and fa_<gpu>.csv.",
+        group=COMPAT,
+        path="directory",
+        metavar="DIR",
+        may_be_empty=False,
+    )
+    strict_batch: bool = option_field(
+        "Try all divisors of the batch, not only sizes up to its root (with --compat).",
+        False,
+        group=COMPAT,
+        needs=_ORIGINAL,
+    )
+    overlap_wdp: bool = option_field(
+        "Overlap the reduction of gradients with compute (with --compat).",
+        False,
+        group=COMPAT,
+        needs=_ORIGINAL,
+    )
+    dtype_size: int | None = option_field(
+        "Bytes of a parameter, in a configuration of the original simulator.",
+        group=None,
+        limits=DTYPE_BYTES,
+    )
 
     def __post_init__(self) -> None:
-        """Check that no text is empty and that numbers are in their ranges."""
+        """Check the values, and take a list of one item as the item."""
         CheckedOptions.__post_init__(self)
         for field in fields(self):
             value = getattr(self, field.name)
-            if value in ("", ()):
-                raise ConfigError(f"missing value of {field.name}")
             if isinstance(value, tuple) and len(value) == 1:
                 object.__setattr__(self, field.name, value[0])
-        for name, within in (
-            ("penalty", PENALTY),
-            ("imbalance", IMBALANCE),
-            ("dtype_size", DTYPE_BYTES),
-        ):
-            if (value := getattr(self, name)) is not None:
-                within.check(value, name.replace("_", " "))
 
     def over(self, base: Self) -> Self:
         """Return `base` with what differs from the defaults here; a batch replaces a range."""
@@ -178,12 +394,13 @@ class SearchOptions(CheckedOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions(CheckedOptions):
+class PlanOptions(BatchOptions):
     """What is asked of one strategy: model, GPUs, batch (tokens), cluster, and the strategy."""
 
-    model: str | Path | None = None
-    world_size: Quantities = None
-    seq_len: Quantities = None
-    global_batch: Quantity = None
-    cluster: str | Path | None = None
-    strategy: str | None = None
+    cluster: str | Path | None = cluster_field("dgx-h100")
+    strategy: str | None = option_field(
+        "Sizes and methods, as in tp=8,pp=4,vp=2,sharding=zero1,recompute=full.",
+        group=STRATEGY,
+        metavar="LIST",
+        is_common=True,
+    )

@@ -154,15 +154,7 @@ class Run:
         Parameters
         ----------
         options
-            Fields of `MetricsOptions`, passed by name: `link_bandwidth` of one GPU in one
-            direction, with its unit ("400Gbit/s"); `cluster` (a name or TOML file), the limits
-            of traffic inside and between nodes, and `gpus_per_node` (default: nodes are the
-            hosts that the traces name); `bytes` that bandwidth and volume count ("payload",
-            "bus" or "msg"); `steps`, the numbers of the steps to measure (default: all);
-            `clock_alignment` of the ranks ("collectives" or "none"); `with_tables`, whether the
-            result has the tables with a row per event and per window; `flops`, whether to
-            count the FLOPs of a step, which reads all events once more, and `gpu`, whose peaks
-            they are compared with (default: the one that the traces name).
+            Fields of `MetricsOptions`, passed by name.
 
         Returns
         -------
@@ -200,11 +192,7 @@ class Run:
         Parameters
         ----------
         options
-            Fields of `KernelOptions`, passed by name: `by`, what a row is ("name", "category",
-            "operator", "module", "annotation", "stream" or "layer"); `rank` and `step`, the one
-            that counts (default: all); `match`, a regular expression for the names of kernels
-            or rows; `full_names`, whether names stay as recorded; `gpu`, whose peaks FLOPs are
-            compared with (default: the one that the traces name).
+            Fields of `KernelOptions`, passed by name.
 
         Returns
         -------
@@ -235,14 +223,9 @@ class Run:
         Parameters
         ----------
         options
-            Fields of `PathOptions`, passed by name. The part to analyze is one of: `step`, the
-            number of a step (default: the second step, or the only one); or `annotation`, a
-            text in the names of annotations ("" is the whole trace), with `exact` the whole
-            name, and with `instance` the index of the annotation from 0, or a pair (first,
-            last). `data_load_events` are regular expressions of events that load data. `rank`
-            limits the path to one rank. `compat` ("hta") searches by HTA's rules, and `deps`
-            ("data") analyzes data dependencies, both of one rank; `zero_weight_launches` and
-            `execution_trace` are as for the command.
+            Fields of `PathOptions`, passed by name. The part to analyze is a `step`, or an
+            `annotation`, of which `instance` is the index or a pair (first, last). With
+            `compat` or `deps` the path is of one rank.
 
         Returns
         -------
@@ -270,11 +253,8 @@ class Run:
         Parameters
         ----------
         options
-            Fields of `RunReplayOptions`, passed by name: `step`, the number of a step (default:
-            the second step, or the only one), or `annotation` with `exact` and `instance`, and
-            `data_load_events`, as for `critical_path`; `scale`, `set`, `heal`, `remove`,
-            `overlap`, `fuse_below` and `edits`, as for `CriticalPath.what_if`, without sweeps;
-            `bottleneck`, whether to replay without each name on the critical path, too.
+            Fields of `RunReplayOptions`, passed by name. The part to replay is that of
+            `critical_path`, and edits are those of `CriticalPath.what_if`, without sweeps.
 
         Returns
         -------
@@ -308,7 +288,7 @@ class Run:
         Parameters
         ----------
         options
-            Fields of `StragglerOptions`, passed by name, as for `fastcomm.find_stragglers`.
+            Fields of `StragglerOptions`, passed by name.
 
         Raises
         ------
@@ -340,12 +320,8 @@ class Run:
         html
             Path of the file to write.
         **options
-            Fields of `ReportOptions`: all options of `metrics`; `no_data` to write no tables,
-            which by default are in `report-data/` beside the page; `no_path` and `no_timeline`
-            to leave out the critical path and the timeline; `timeline_ranks`, the ranks whose
-            events the timeline has (default: all, of more than 96 the suspects), and
-            `timeline_steps`, the numbers of steps that it has besides the slowest, the median
-            and a third one.
+            Fields of `ReportOptions`. By default the tables are in `report-data/` beside the
+            page.
 
         Returns
         -------
@@ -448,7 +424,7 @@ def compare(
         Pairs of `Run.kernels()` before and after, one pair for each key that is compared. By
         default those of two `Run`s by name, operator and annotation; `()` leaves them out.
     **options
-        What is measured of a `Run`: fields of `MetricsOptions`, as for `Run.metrics`.
+        What is measured of a `Run`. Fields of `MetricsOptions`, passed by name.
 
     Returns
     -------

@@ -1,9 +1,10 @@
 """Parse and format bandwidths, sizes, times and counts."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from math import isfinite
+from typing import Any, Self
 
 from fastcomm.checks import BANDWIDTH, DURATION_NS, invalid, invalid_value, shortened
 from fastcomm.errors import ConfigError
@@ -88,6 +89,44 @@ def parse_duration(value: object, where: str = "duration") -> float:
     most = f"at most {DURATION_NS.most / TIME_UNITS['s']:.15g}s"
     expected = f"a number and a unit (ns, us, ms or s), as in 10us, {most}"
     raise invalid_value(where, value, expected)
+
+
+class Quantity(float):
+    """A number that a user writes with its unit; `text` is how the user wrote it.
+
+    The text of a quantity is its text as a string, too. `where` begins the message of the
+    `ConfigError` for a text that is invalid.
+    """
+
+    text: str
+    parse: Callable[[object, str], float]
+
+    def __new__(cls, text: object, where: str) -> Self:
+        """Return the number of a text."""
+        quantity = super().__new__(cls, cls.parse(text, where))
+        quantity.text = str(text)
+        return quantity
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.text, "")
+
+
+class Rate(Quantity):
+    """A bandwidth in bytes per second, as in "400Gbit/s"."""
+
+    parse = staticmethod(parse_bandwidth)
+
+
+class Duration(Quantity):
+    """A time in nanoseconds, as in "5us"."""
+
+    parse = staticmethod(parse_duration)
 
 
 def _number(text: str) -> float | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fastcomm.checks import Range, check_type, invalid_value, non_default
+from fastcomm.checks import check_type, invalid_value, non_default
 from fastcomm.compat.dispatch import original_bandwidth
 from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Terms
@@ -14,9 +14,7 @@ from fastcomm.errors import ConfigError, python_names
 from fastcomm.hardware import GpuLinks, load_links
 from fastcomm.option_fields import build, shows
 from fastcomm.planning_options import DispatchOptions
-from fastcomm.units import parse_bandwidth, parse_duration
-
-_TOKEN_BYTES = Range(1, 1 << 40)
+from fastcomm.units import parse_bandwidth
 
 
 def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
@@ -33,13 +31,6 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
         for kind, bandwidth in (("inter", options.bw_inter), ("intra", options.bw_intra))
         if bandwidth is not None
     }
-    for name in ("token_bytes", "combine_bytes"):
-        if (size := getattr(options, name)) is not None:
-            _TOKEN_BYTES.check(size, name)
-    starts = {
-        f"{name}_s": parse_duration(getattr(options, name), name) / NS
-        for name in ("inter_start", "intra_start")
-    }
     size = options.token_bytes or recipe.token_bytes
     return Terms(
         token_bytes=size,
@@ -49,7 +40,8 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
             **bandwidths,
             inter_efficiency=options.inter_efficiency,
             intra_efficiency=options.intra_efficiency,
-            **starts,
+            inter_start_s=float(options.inter_start) / NS,
+            intra_start_s=float(options.intra_start) / NS,
             incast=options.incast,
         ),
         demand=options.demand,
@@ -71,9 +63,7 @@ def simulate_dispatch(
     strategies
         Names of schedules, as in ["deepep", "fast"]; by default all.
     **options
-        Fields of `DispatchOptions`: `cluster`, or the bandwidths `bw_inter` between nodes and
-        `bw_intra` inside a node of one GPU, with their units ("50GB/s"); efficiencies from 0
-        to 1; startup times with their units ("2us"); and the bytes of a token.
+        Fields of `DispatchOptions`, passed by name.
 
     Returns
     -------

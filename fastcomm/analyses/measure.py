@@ -41,10 +41,10 @@ def compute_metrics(run: OpenedRun, options: MetricsOptions | None = None) -> Me
     """
     options = options or MetricsOptions()
     run.compile(preparation.compile_kernels)
-    link = options.link_bytes_per_s
+    link = options.link_bandwidth
     question = _Question(
         byte_kind=options.bytes,
-        link=link if link is not None else run.link_bandwidth,
+        link=run.link_bandwidth if link is None else float(link),
         only=None if options.steps is None else frozenset(options.steps),
         warnings=run.warnings,
         guessed_ranks=run.guessed_ranks,

@@ -201,13 +201,8 @@ def replay_trial(path: str | Path, options: TrialReplayOptions) -> Session:
     path
         Directory of the trial.
     options
-        Fields of `TrialReplayOptions`, passed by name: `compat` ("dpro": dPRO's own rules);
-        `repeat`, the number of replayed steps; `unlimited_updates`, whether all updates of a
-        rank run at once; `tensors` whose communication is also replayed alone; `bottleneck`,
-        whether to replay without each operation of the critical path; `scale`, `set`, `heal`,
-        `remove` and `edits`, as for `CriticalPath.what_if`; predictions by `daydream`, on
-        `hosts`, and of ways to `fuse` tensors; and how the trial is read, `host_clocks`,
-        `nccl_algorithm`, `clip_updates` and `barrier`.
+        Fields of `TrialReplayOptions`, passed by name. Edits are as for
+        `CriticalPath.what_if`.
 
     Returns
     -------

@@ -205,11 +205,8 @@ def find_stragglers(table: str | Path, options: StragglerOptions) -> StragglerRe
         Path or URL of a Parquet or CSV file with a row per operation, as published by
         ByteDance's StragglerAnalysis.
     options
-        Fields of `StragglerOptions`, passed by name: `meta`, path of a YAML file with the sizes
-        of the job; `steps`, the numbers of the steps to analyze (default: all); `threshold`,
-        the minimum slowdown to attribute to ranks, stages and types; and edits with which the
-        job is replayed, too: lists `scale` (["op:gc=0"]), `set` (["stage:3=ideal"]), `heal`
-        (["rank:6"]) and `remove`, or `edits`, the path of a TOML file with these keys.
+        Fields of `StragglerOptions`, passed by name. With edits, the job is replayed with
+        them, too: lists such as `scale=["op:gc=0"]`, `set=["stage:3=ideal"]`.
 
     Returns
     -------

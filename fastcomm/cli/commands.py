@@ -32,10 +32,13 @@ from fastcomm.cli.parameter_types import (
     InstanceRange,
     Number,
     NumberList,
+    Output,
     OutputFolder,
+    QuantityType,
     long_name,
 )
 from fastcomm.option_fields import OUTPUT, FieldInfo, field_infos, field_types, literals
+from fastcomm.units import Duration, Rate
 
 F = TypeVar("F", bound=Callable[..., Any])
 OptionRow = tuple[str, str]  # names and help text, as the help lists them
@@ -47,11 +50,15 @@ _METAVARS: dict[type, str] = {click.IntRange: "N", Number: "FACTOR", OutputFolde
 _TYPES: dict[tuple[Any, ...], click.ParamType[Any]] = {
     (tuple[int, ...],): NumberList(),
     (int, tuple[int, ...]): InstanceRange(),
+    (str, Rate): QuantityType("rate", Rate),
+    (str, Duration): QuantityType("time", Duration),
 }
-_PATHS = {
+_PATHS: dict[str, click.ParamType[Any]] = {
     "file": click.Path(exists=True, dir_okay=False),
     "directory": click.Path(exists=True, file_okay=False),
     "file or URL": FileOrUrl(exists=True, dir_okay=False),
+    "new": Output(),
+    "new directory": OutputFolder(),
 }
 _COUNTS = "fastcomm.given"  # key of the context: how often each option is given
 _INNER = "fastcomm.inner"  # key of the context: the words of an inner command
@@ -181,9 +188,7 @@ def options_of(
     return [option_of(kind, name) for name in names or own if name not in without]
 
 
-def option_of(
-    kind: type, name: str, text: str = "", *, spellings: Sequence[str] = (), **attrs: Any
-) -> Callable[[F], F]:
+def option_of(kind: type, name: str, **attrs: Any) -> Callable[[F], F]:
     """Return a decorator that adds the option of a field of an options class to a command.
 
     The field says all about the option; see `FieldInfo`.
@@ -192,17 +197,13 @@ def option_of(
     ----------
     kind, name
         The class and its field.
-    text
-        The help text.
-    spellings
-        Names of the option, if there are others than `--name`.
     **attrs
         Attributes of `Option` that differ in this command.
 
     """
-    info = field_infos(kind).get(name, FieldInfo(text=text, group=None))
+    info = field_infos(kind)[name]
     derived = {**_attributes(kind, name, info), **attrs}
-    return option(*(spellings or info.spellings or [option_name(name)]), **derived)
+    return option(*(info.spellings or [option_name(name)]), **derived)
 
 
 def _attributes(kind: type, name: str, info: FieldInfo) -> dict[str, Any]:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.cli.commands import OptionsCommand, option
+from fastcomm.cli.commands import OptionsCommand, option, option_of
 from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import OutputFile, RunArgument
 from fastcomm.cli.results import exit_if_skipped, json_option, print_written, say_skipped
 from fastcomm.cli.runs import ExecutionOptions, open_traces, opened_run
-from fastcomm.cli.shared_options import run_options, steps_option
+from fastcomm.cli.shared_options import run_options
 from fastcomm.errors import ConfigError, inert, shell_joined
 from fastcomm.option_fields import OUTPUT
-from fastcomm.options import ReadOptions
+from fastcomm.options import MetricsOptions, ReadOptions
 from fastcomm.units import counted
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ destination_argument = click.argument("destination", type=OutputFile(dir_okay=Tr
     is_common=True,
     help="Format: uniform, for Perfetto (all ranks), or Chakra execution traces.",
 )
-@steps_option
+@option_of(MetricsOptions, "steps")
 @json_option
 @run_options
 def run(

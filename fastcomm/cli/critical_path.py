@@ -1,19 +1,16 @@
 """``fastcomm critical-path``, and the path of a run, which ``fastcomm what-if`` needs, too."""
 
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastcomm.checks import option_name
-from fastcomm.cli.commands import OptionsCommand, option, option_of
+from fastcomm.cli.commands import OptionsCommand, option, options_of
 from fastcomm.cli.messages import warn
-from fastcomm.cli.parameter_types import Output
 from fastcomm.cli.results import (
     ResultFiles,
-    compat_option,
     exit_if_skipped,
     give,
     overlay_option,
@@ -21,9 +18,9 @@ from fastcomm.cli.results import (
     say_skipped,
 )
 from fastcomm.cli.runs import ExecutionOptions, opened_run
-from fastcomm.cli.shared_options import builds, path_options, run_options
+from fastcomm.cli.shared_options import builds, path_options, run_options, with_options
 from fastcomm.errors import ConfigError
-from fastcomm.option_fields import COMPAT, OUTPUT, RULES
+from fastcomm.option_fields import OUTPUT, RULES, option_field
 from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
@@ -46,32 +43,24 @@ class PathFiles:
     """Files of the path of one rank: the trace with the path drawn into it, and the graph."""
 
     overlay: Path | None = None
-    all_events: bool = False
-    all_edges: bool = False
-    save: str | None = None
-
-
-_rule = partial(option_of, PathOptions, group=RULES)
-_file = partial(option_of, PathFiles, group=OUTPUT)
+    all_events: bool = option_field(
+        "Keep every event in the file of --overlay.", False, group=OUTPUT, needs=("overlay",)
+    )
+    all_edges: bool = option_field(
+        "Draw every edge in the file of --overlay.", False, group=OUTPUT, needs=("overlay",)
+    )
+    save: str | None = option_field(
+        "Write the graph and its path to DIR.zip.", group=OUTPUT, metavar="DIR", path="new"
+    )
 
 
 @click.command("critical-path", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @path_options
 @overlay_option(not_with=("--dask",))
-@_file("all_events", "Keep every event in the file of --overlay.", needs=("--overlay",))
-@_file("all_edges", "Draw every edge in the file of --overlay.", needs=("--overlay",))
-@_file("save", "Write the graph and its path to DIR.zip.", type=Output(), metavar="DIR")
-@_rule(
-    "deps",
-    "Also report operators that could start earlier if they waited only for their data.",
-    metavar="data",
-)
-@_rule(
-    "execution_trace",
-    "Execution trace for --deps. Default: torch_et_RANK.json or pytorch_et_RANK.json.",
-    type=click.Path(exists=True, dir_okay=False),
-    needs=("--deps",),
+@with_options(options_of(PathFiles, "all_events", "all_edges", "save"))
+@with_options(
+    options_of(PathOptions, "deps", "execution_trace", "compat", "zero_weight_launches")
 )
 @option(
     "--times",
@@ -80,13 +69,6 @@ _file = partial(option_of, PathFiles, group=OUTPUT)
     not_with=("--compat", "--deps", "--overlay"),
     help="Use the times of FILE (Parquet or CSV), such as a simulator's, instead of the "
     "measured ones.",
-)
-@compat_option(PathOptions, "HTA, with the first step by default")
-@_rule(
-    "zero_weight_launches",
-    "Add HTA's edges of weight 0 from every launch (with --compat hta).",
-    group=COMPAT,
-    needs=("--compat hta",),
 )
 @run_options
 @result_options("critical_path.json, and the path edge by edge as CSV and Parquet")

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from fastcomm.cli.commands import option_of
 from fastcomm.errors import shell_joined, shell_quoted
+from fastcomm.options import MetricsOptions
+from fastcomm.units import Rate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +19,6 @@ from fastcomm.cli.commands import OptionsCommand, option
 from fastcomm.cli.messages import say
 from fastcomm.cli.parameter_types import COUNT, OutputFolder
 from fastcomm.cli.results import json_option, print_written
-from fastcomm.cli.shared_options import link_bandwidth_option
 from fastcomm.option_fields import OUTPUT, WORKLOAD
 
 # Of all ranks: these need no second one.
@@ -48,7 +50,7 @@ Examples:
     is_common=True,
     help="Number of ranks of the job.",
 )
-@link_bandwidth_option(default="400Gbit/s", not_with=("--format table",))
+@option_of(MetricsOptions, "link_bandwidth", default="400Gbit/s", not_with=("--format table",))
 @option(
     "--format",
     "format_",
@@ -75,7 +77,7 @@ def run(
     /,
     directory: str,
     num_ranks: int,
-    link_bandwidth: str,
+    link_bandwidth: Rate,
     format_: str,
     fault: str,
     as_json: bool,
@@ -120,7 +122,7 @@ def run(
     layout = "".join(f" --{name} {size}" for name, size in sizes.items())
     place = shell_quoted(str(directory))
     command = (
-        f"fastcomm metrics {place}{layout} --link-bandwidth {shell_quoted(link_bandwidth)}"
+        f"fastcomm metrics {place}{layout} --link-bandwidth {shell_quoted(str(link_bandwidth))}"
     )
     if as_json:
         print_written(format_, paths, ranks=num_ranks, next_command=command)

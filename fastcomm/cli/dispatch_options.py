@@ -2,19 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
-from fastcomm.checks import EFFICIENCY, FACTOR
-from fastcomm.cli.commands import option, option_of
+from fastcomm.cli.commands import option, option_of, options_of
 from fastcomm.cli.messages import say
-from fastcomm.cli.parameter_types import BYTES, DURATION, Number
-from fastcomm.cli.results import ResultFiles, compat_option, print_json, result_options
-from fastcomm.cli.shared_options import builds, cluster_option, with_options
-from fastcomm.dispatch import DTYPE_BYTES, LAWS, RANGES, Recipe
-from fastcomm.option_fields import WORKLOAD
+from fastcomm.cli.results import ResultFiles, print_json, result_options
+from fastcomm.cli.shared_options import builds, with_options
+from fastcomm.dispatch import Recipe
+from fastcomm.option_fields import NETWORK, field_infos
 from fastcomm.planning_options import DispatchOptions, WorkloadOptions
 
 if TYPE_CHECKING:
@@ -25,73 +21,13 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", "Simulation", "PlacementResult", "DispatchSweep")
 
-_SHAPE = {
-    "num_nodes": "Number of nodes.",
-    "gpus_per_node": "GPUs per node.",
-    "experts_per_gpu": "Experts per GPU.",
-    "seq_len": "Sequence length in tokens.",
-    "batch_size": "Number of sequences in a layer.",
-    "embed_size": "Elements per token.",
-    "topk": "Experts per token.",
-    "num_layers": "Layers per iteration.",
-    "iter_num": "Number of iterations.",
-}
-_COMMON_SHAPE = ("num_nodes", "seq_len", "topk", "iter_num")
-_NETWORK = "Network"
-_network = partial(option_of, DispatchOptions, group=_NETWORK)
-_workload = partial(option_of, WorkloadOptions, group=WORKLOAD)
-_COPYING = ("fast", "direct", "spreadout", "hierarchical")
-_TERMS = (
-    cluster_option("none"),
-    _network(
-        "bw_inter",
-        "NIC bandwidth per GPU, as in 50GB/s or 400Gbit/s. Default: 50GiB/s.",
-        metavar="RATE",
-        is_common=True,
-    ),
-    _network(
-        "bw_intra",
-        "Bandwidth per GPU inside its node. Default: 400GiB/s.",
-        metavar="RATE",
-        is_common=True,
-    ),
-    _network(
-        "inter_efficiency", "Share of --bw-inter that is reached.", type=Number(EFFICIENCY)
-    ),
-    _network(
-        "intra_efficiency", "Share of --bw-intra that is reached.", type=Number(EFFICIENCY)
-    ),
-    _network(
-        "inter_start", "Startup time of a message between nodes, as in 2us.", type=DURATION
-    ),
-    _network(
-        "intra_start", "Startup time of a message inside a node, as in 2us.", type=DURATION
-    ),
-    _network(
-        "incast",
-        "Slowdown of a receiver per sender beyond the first (with --schedules direct).",
-        type=Number(FACTOR),
-        needs=("--schedules direct",),
-    ),
-    _network("token_bytes", "Bytes of a dispatched token.", type=BYTES),
-    _network("combine_bytes", "Bytes of a returned token.", type=BYTES),
-    _network(
-        "demand",
-        "Send a GPU one copy of a token for each of its experts, or a single one.",
-        needs=tuple(f"--schedules {name}" for name in _COPYING),
-    ),
-    _network(
-        "decomposition",
-        "How --schedules fast picks its stages: threshold, incremental or assignment.",
-        metavar="METHOD",
-        needs=("--schedules fast",),
-    ),
+_SHAPE = (
+    *("num_nodes", "gpus_per_node", "experts_per_gpu", "seq_len", "batch_size", "embed_size"),
+    *("topk", "num_layers", "iter_num"),
 )
-
-
-def _whole(name: str) -> click.IntRange:
-    """Return the type of an option of the recipe that is a whole number."""
-    return click.IntRange(int(RANGES[name].least), int(RANGES[name].most))
+DRAWING = options_of(
+    WorkloadOptions, "zipf_alpha", "seed", "compat", "law", "distinct", "shuffle"
+)
 
 
 def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
@@ -99,40 +35,15 @@ def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
 
     `defaults` adds the default of each to its help text.
     """
-    recipe = Recipe()
-    whole = [
-        _workload(
-            name,
-            f"{text} Default: {getattr(recipe, name)}." if defaults else text,
-            type=_whole(name),
-            is_common=name in _COMMON_SHAPE,
-        )
-        for name, text in _SHAPE.items()
-    ]
-    types = f"Type of the elements: {', '.join(DTYPE_BYTES)}."
-    return (*whole, _workload("dtype", types, metavar="NAME"))
-
-
-DRAWING = (
-    _workload(
-        "zipf_alpha",
-        "Exponent of the Zipf law.",
-        type=Number(RANGES["zipf_alpha"]),
-        is_common=True,
-    ),
-    _workload("seed", "Random seed. Default: 0.", type=_whole("seed")),
-    compat_option(WorkloadOptions, "the workload of the original simulator"),
-    _workload(
-        "law",
-        f"How popular experts are: {', '.join(LAWS)}. Default: zipf.",
-        metavar="NAME",
-        is_common=True,
-    ),
-    _workload(
-        "distinct", "How a repeated expert of a token is replaced: by any other, or by the law."
-    ),
-    _workload("shuffle", "Randomize which experts are popular."),
-)
+    recipe, infos = Recipe(), field_infos(WorkloadOptions)
+    texts = {
+        name: f"{infos[name].text} Default: {getattr(recipe, name)}."
+        if defaults
+        else infos[name].text
+        for name in _SHAPE
+    }
+    whole = [option_of(WorkloadOptions, name, help=text) for name, text in texts.items()]
+    return (*whole, option_of(WorkloadOptions, "dtype"))
 
 
 def schedules_option(default: str) -> Callable[[F], F]:
@@ -142,7 +53,7 @@ def schedules_option(default: str) -> Callable[[F], F]:
         "names",
         default=default,
         metavar="LIST",
-        group=_NETWORK,
+        group=NETWORK,
         is_common=True,
         help="Schedules of the all-to-all to simulate.",
     )
@@ -202,7 +113,12 @@ def simulates(*, draws: bool = False) -> Callable[[Callable[..., None]], Callabl
 
         files = result_options("dispatch.json, and the table as CSV and Parquet")
         drawing = DRAWING if draws else ()
-        options = (*shape_options(defaults=draws), *drawing, *_TERMS, files)
+        options = (
+            *shape_options(defaults=draws),
+            *drawing,
+            *options_of(DispatchOptions),
+            files,
+        )
         built = builds(shape=WorkloadOptions, network=DispatchOptions)(call)
         return with_options(options)(built)
 

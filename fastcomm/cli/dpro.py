@@ -6,16 +6,16 @@ from typing import get_args
 
 import click
 
-from fastcomm.cli.commands import CommandGroup, option, option_of, typed_options
+from fastcomm.cli.commands import CommandGroup, option, option_of, options_of, typed_options
 from fastcomm.cli.convert import destination_argument, refuse_directory, write_uniform
 from fastcomm.cli.messages import warn
-from fastcomm.cli.parameter_types import COUNT, STEPS, TrialPath
+from fastcomm.cli.parameter_types import TrialPath
 from fastcomm.cli.replay import give_session, session_options
-from fastcomm.cli.results import ResultFiles, compat_option, json_option
+from fastcomm.cli.results import ResultFiles, json_option
 from fastcomm.cli.shared_options import with_options, workers_option
 from fastcomm.cli.stats import ListOptions, describe, list_options
 from fastcomm.errors import ConfigError
-from fastcomm.option_fields import OUTPUT, READING, WINDOW
+from fastcomm.option_fields import WINDOW
 from fastcomm.options import (
     StepRule,
     TrialOptions,
@@ -43,10 +43,6 @@ def run() -> None:
     """
 
 
-_PREDICTIONS = "Predictions"
-_trial = partial(option_of, TrialOptions, group=READING)
-_replay = partial(option_of, TrialReplayOptions, group=_PREDICTIONS)
-
 _step_rule = option(
     "--step-rule",
     type=click.Choice(get_args(StepRule)),
@@ -55,12 +51,7 @@ _step_rule = option(
     is_common=True,
     help="Rule by which steps are found in traces without step numbers.",
 )
-_host_clocks = _trial(
-    "host_clocks",
-    "Alignment of host clocks: auto, sync, causality, variance, drift or none.",
-    metavar="METHOD",
-    is_common=True,
-)
+_host_clocks = option_of(TrialOptions, "host_clocks")
 
 
 @run.command("stats", has_tables=True, epilog=_example("stats trial/ --sort --top 20"))
@@ -68,7 +59,7 @@ _host_clocks = _trial(
 @list_options(TrialPath("stats"))
 @_step_rule
 @_host_clocks
-@compat_option(TrialReplayOptions, "dPRO")
+@option_of(TrialReplayOptions, "compat")
 def stats(
     *,
     path: Path,
@@ -131,39 +122,12 @@ def _check_uniform(*paths: Path) -> None:
 
 
 _REPLAY = [
-    _replay(
-        "repeat",
-        "Number of times that the step is replayed, one after the other.",
-        type=STEPS,
-        group=OUTPUT,
-        is_common=True,
+    *options_of(
+        TrialReplayOptions,
+        *("repeat", "unlimited_updates", "compat", "host_clocks", "nccl_algorithm"),
+        *("clip_updates", "barrier", "daydream", "hosts", "fuse", "tensors"),
     ),
-    _replay("unlimited_updates", "Run all updates of a rank at once."),
-    compat_option(TrialReplayOptions, "dPRO"),
-    _host_clocks,
-    _trial(
-        "nccl_algorithm",
-        "How NCCL sends a tensor: by rings (default, if known), trees, or as one operation per "
-        "rank.",
-    ),
-    _trial("clip_updates", "Start each update after the previous one."),
-    _trial("barrier", "Start updates after all communication."),
-    _replay(
-        "daydream",
-        "Also predict as Daydream does: one rank alone, tensors take bytes / bandwidth.",
-    ),
-    _replay(
-        "hosts",
-        "Also predict the step on N hosts with one GPU each.",
-        type=click.IntRange(2, COUNT.max),
-    ),
-    _replay(
-        "fuse",
-        "Try N ways of sending several tensors at once, and predict the best.",
-        type=COUNT,
-    ),
-    _replay("tensors", "Replay the communication of these tensors alone, as in 0-7,12."),
-    workers_option("threads", needs=("--bottleneck",)),
+    workers_option("threads", not_with=(), needs=("--bottleneck",)),
 ]
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.checks import invalid, non_default, option_name
-from fastcomm.cli.commands import OptionsCommand, ParentCommand, option
-from fastcomm.cli.isp_options import BATCH_OPTIONS, ISP_OPTIONS, ShowOptions, decimal_units
+from fastcomm.cli.commands import OptionsCommand, ParentCommand, option, options_of
+from fastcomm.cli.isp_options import ISP_OPTIONS, ShowOptions, decimal_units
 from fastcomm.cli.messages import warn
 from fastcomm.cli.results import (
     ResultFiles,
@@ -19,8 +19,9 @@ from fastcomm.cli.results import (
     result_options,
     top_option,
 )
-from fastcomm.cli.shared_options import builds, cluster_option, with_options
+from fastcomm.cli.shared_options import builds, with_options
 from fastcomm.errors import ConfigError, FastcommError, inert
+from fastcomm.option_fields import BATCH, COST
 from fastcomm.planning_options import PlanOptions, SearchOptions
 
 if TYPE_CHECKING:
@@ -57,13 +58,12 @@ Examples:
   fastcomm isp evaluate runs.csv --calibrate-from runs.csv
 """
 _ROWS = 10
-_strategy = partial(option, group="Strategy", is_common=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _models = option(
     "--models",
     type=_FILE,
     metavar="FILE",
-    group="Model and batch",
+    group=BATCH,
     is_common=True,
     help="CSV of model shapes, a model a row, besides the presets.",
 )
@@ -71,7 +71,7 @@ _calibrate_from = option(
     "--calibrate-from",
     type=_FILE,
     metavar="FILE",
-    group="Cost model",
+    group=COST,
     is_common=True,
     help="Fit efficiencies, overlap and overheads to the runs of a CSV first.",
 )
@@ -284,13 +284,7 @@ def _sweep(
 
 
 @click.command("price", cls=OptionsCommand, has_tables=True, epilog=_PRICE_EXAMPLES)
-@with_options(BATCH_OPTIONS)
-@cluster_option("dgx-h100")
-@_strategy(
-    "--strategy",
-    metavar="LIST",
-    help="Sizes and methods, as in tp=8,pp=4,vp=2,sharding=zero1,recompute=full.",
-)
+@with_options(options_of(PlanOptions))
 @_models
 @_calibrate_from
 @result_options("price.json, and its terms as CSV and Parquet", xlsx=False, html=False)

@@ -1,13 +1,11 @@
 """``fastcomm kernels``."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import click
 
-from fastcomm.cli.commands import OptionsCommand, option, option_of
+from fastcomm.cli.commands import OptionsCommand, option, options_of
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.parameter_types import NUMBER, RANK
 from fastcomm.cli.results import (
     ResultFiles,
     exit_if_skipped,
@@ -16,9 +14,9 @@ from fastcomm.cli.results import (
     top_option,
 )
 from fastcomm.cli.runs import ExecutionOptions, opened_run
-from fastcomm.cli.shared_options import builds, run_options
-from fastcomm.option_fields import MEASUREMENT, OUTPUT, WINDOW
-from fastcomm.options import WITHOUT_NAMES, KernelOptions, ReadOptions
+from fastcomm.cli.shared_options import builds, run_options, with_options
+from fastcomm.option_fields import OUTPUT
+from fastcomm.options import KernelOptions, ReadOptions
 
 _EXAMPLES = """\b
 Examples:
@@ -38,38 +36,9 @@ class PrintOptions:
     format_: str = "table"
 
 
-_kernel = partial(option_of, KernelOptions, group=MEASUREMENT)
-_window = partial(option_of, KernelOptions, group=WINDOW, is_common=True)
-
-
 @click.command("kernels", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@_kernel(
-    "by",
-    "What a row is: name, category, operator, module, annotation, stream or layer.",
-    metavar="KEY",
-    is_common=True,
-)
-@_kernel(
-    "match",
-    "Count only work of which the kernel's name, or that of the row, matches. "
-    "Syntax of Python.",
-    metavar="REGEX",
-    is_common=True,
-)
-@_kernel(
-    "full_names",
-    "Keep names as recorded: template arguments, parameters, numbers.",
-    is_common=True,
-    not_with=tuple(f"--by {key}" for key in WITHOUT_NAMES),
-)
-@_window("rank", "Analyze this rank alone. Default: all ranks.", type=RANK)
-@_window("step", "Number of the step. Default: all steps.", type=NUMBER)
-@_kernel(
-    "gpu",
-    "GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the traces.",
-    metavar="NAME",
-)
+@with_options(options_of(KernelOptions))
 @top_option(_ROWS, all_in_json=True)
 @option(
     "--format",

@@ -1,7 +1,6 @@
 """Types of the values of arguments and options: numbers, lists, paths."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,13 @@ import click
 from fastcomm.checks import (
     MOST_LISTED,
     MOST_NUMBER,
-    MOST_WORKERS,
     RANKS,
-    REPEAT,
-    TOKENS,
     Range,
     invalid,
     shortened,
 )
 from fastcomm.errors import TraceFileError, shell_joined
-from fastcomm.units import parse_bandwidth, parse_duration
+from fastcomm.units import Quantity
 
 _Param = click.Parameter | None
 _Context = click.Context | None
@@ -44,20 +40,16 @@ class Number(click.FloatRange):
         return number
 
 
-class QuantityText(click.ParamType[str]):
-    """A number with its unit, such as "400Gbit/s", kept as text.
+class QuantityType(click.ParamType[Quantity]):
+    """A number with its unit, such as "400Gbit/s"; `name` is shown in the help."""
 
-    `name` is shown in the help, and `parse` raises `ConfigError` for other texts.
-    """
-
-    def __init__(self, name: str, parse: Callable[[object, str], float]) -> None:
+    def __init__(self, name: str, kind: type[Quantity]) -> None:
         self.name = name
-        self._parse = parse
+        self._kind = kind
 
-    def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
-        """Return the text unchanged; ConfigError if it is no such quantity."""
-        self._parse(value, option_name(param))
-        return value
+    def convert(self, value: Any, param: _Param, ctx: _Context) -> Quantity:
+        """Return the quantity of a text; ConfigError if it is none."""
+        return value if isinstance(value, self._kind) else self._kind(value, option_name(param))
 
 
 class NumberList(click.ParamType[tuple[int, ...]]):
@@ -126,16 +118,7 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
     return tuple(values)
 
 
-NUMBER = click.IntRange(0, MOST_NUMBER)
 COUNT = click.IntRange(1, int(RANKS.most))
-TOKEN_COUNT = click.IntRange(1, int(TOKENS.most))
-RANK = click.IntRange(0, 1 << 31)
-WORKERS = click.IntRange(1, MOST_WORKERS)
-STEPS = click.IntRange(1, int(REPEAT.most))
-BYTES = click.IntRange(1, 1 << 40)
-SECONDS = Number(Range(0, 1e6, is_open=True))
-RATE = QuantityText("rate", parse_bandwidth)
-DURATION = QuantityText("time", parse_duration)
 
 
 class FileOrUrl(click.Path):

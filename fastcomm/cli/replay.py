@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.commands import OptionsCommand, option_of
+from fastcomm.cli.commands import OptionsCommand, option_of, options_of
 from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import RunArgument
 from fastcomm.cli.results import (
@@ -21,13 +21,10 @@ from fastcomm.cli.results import (
 from fastcomm.cli.runs import ExecutionOptions, opened_run
 from fastcomm.cli.shared_options import (
     builds,
-    edit_options,
     run_options,
-    window_options,
     with_options,
 )
-from fastcomm.option_fields import OUTPUT
-from fastcomm.options import ReadOptions, RunReplayOptions, ScenarioOptions
+from fastcomm.options import EditOptions, ReadOptions, RunReplayOptions, ScenarioOptions, Window
 
 if TYPE_CHECKING:
     from fastcomm.replay.result import Session
@@ -44,25 +41,20 @@ Examples:
 def session_options(command: F, kind: type[ScenarioOptions]) -> F:
     """Add the options that every replay has; the command gets them as `options` and `files`."""
     options = [
-        option_of(
-            ScenarioOptions,
-            "bottleneck",
-            "Report how much each operation of the critical path costs the step.",
-            group=OUTPUT,
-            is_common=True,
-        ),
+        *options_of(EditOptions),
+        option_of(ScenarioOptions, "bottleneck"),
         trace_option,
         result_options(
             "replay.json, nodes and edges as Parquet, and the graph as GraphML", xlsx=False
         ),
     ]
-    return edit_options(with_options(options)(builds(options=kind)(command)))
+    return with_options(options)(builds(options=kind)(command))
 
 
 @click.command("replay", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("path", type=RunArgument("replay"))
 @partial(session_options, kind=RunReplayOptions)
-@window_options
+@with_options(options_of(Window))
 @run_options
 def run(
     *,

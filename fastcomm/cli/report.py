@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fastcomm.cli.commands import OptionsCommand, option_of
+from fastcomm.cli.commands import OptionsCommand, options_of
 from fastcomm.cli.messages import say
 from fastcomm.cli.results import (
     exit_if_skipped,
@@ -15,11 +15,10 @@ from fastcomm.cli.results import (
     print_written,
 )
 from fastcomm.cli.runs import ExecutionOptions, opened_run
-from fastcomm.cli.shared_options import measure_options, throughput_options
-from fastcomm.option_fields import OUTPUT
+from fastcomm.cli.shared_options import measure_options, throughput_options, with_options
 from fastcomm.options import ReadOptions, ReportOptions
 
-_page = partial(option_of, ReportOptions, group=OUTPUT)
+_PAGE = ("no_data", "no_path", "no_timeline", "timeline_ranks", "timeline_steps")
 
 _EXAMPLES = """\b
 Examples:
@@ -32,23 +31,7 @@ Examples:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @html_option(default="report.html")
 @output_option("Files: all tables as Parquet. Default: report-data/ beside the page")
-@_page("no_data", "Do not write the tables.", is_common=True)
-@_page("no_path", "Do not search for the critical path.", is_common=True)
-@_page(
-    "timeline_ranks",
-    "Ranks with all events in the timeline. Default: all, of more than 96 the suspects.",
-    not_with=("--no-timeline",),
-)
-@_page(
-    "timeline_steps",
-    "Further steps of the timeline, which has the slowest, the median and a third one.",
-    not_with=("--no-timeline",),
-)
-@_page(
-    "no_timeline",
-    "Do not draw the timeline, for which all traces are read again.",
-    is_common=True,
-)
+@with_options(options_of(ReportOptions, *_PAGE))
 @throughput_options
 @json_option
 @partial(measure_options, kind=ReportOptions)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.commands import option, option_of
+from fastcomm.cli.commands import option
 from fastcomm.cli.messages import say
 from fastcomm.cli.parameter_types import COUNT, OutputFile, OutputFolder
 from fastcomm.cli.shared_options import builds, with_options
 from fastcomm.errors import FastcommError
-from fastcomm.option_fields import COMPAT, OUTPUT, literals
+from fastcomm.option_fields import OUTPUT
 from fastcomm.result import SCHEMA_VERSION, Result, dumps, json_text
 
 if TYPE_CHECKING:
@@ -98,16 +98,6 @@ def html_option(**attrs: Any) -> Callable[[F], F]:
     """Return the option of an HTML page."""
     text = "Write a self-contained HTML page."
     return _output("--html", type=OutputFile(), help=text, **attrs)
-
-
-def compat_option(kind: type, of: str) -> Callable[[F], F]:
-    """Return the option that reproduces another tool; `of` describes that in the help.
-
-    `kind` is the options class with the field `compat`, which names the tools.
-    """
-    text = f"Reproduce the results of another tool exactly. It is {of}."
-    metavar = "|".join(literals(kind, "compat"))
-    return option_of(kind, "compat", text, group=COMPAT, metavar=metavar)
 
 
 def top_option(default: int, *, all_in_json: bool = False, **attrs: Any) -> Callable[[F], F]:

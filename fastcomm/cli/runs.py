@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from fastcomm.checks import MOST_WORKERS, Range
 from fastcomm.cli.messages import warn
+from fastcomm.option_fields import READING, option_field
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -21,10 +23,35 @@ if TYPE_CHECKING:
 class ExecutionOptions:
     """Where the ranks of a run are read: in processes of this machine, or on a Dask cluster."""
 
-    workers: int = 1
-    dask: str | None = None
-    dask_wait: float = 60
-    dask_scratch: Path | None = None
+    workers: int = option_field(
+        "Number of workers that run in parallel. They are processes.",
+        1,
+        group=READING,
+        limits=Range(1, MOST_WORKERS),
+        is_common=True,
+        not_with=("dask",),
+    )
+    dask: str | None = option_field(
+        "Use a Dask cluster: tcp://host:8786 or file:scheduler.json.",
+        group=READING,
+        metavar="ADDRESS",
+        # With these, one rank is read, on this machine.
+        not_with=("--compat", "--save", "--deps", "--to uniform"),
+    )
+    dask_wait: float = option_field(
+        "Maximum time to wait for the scheduler and its workers (with --dask).",
+        60,
+        group=READING,
+        limits=Range(0, 1e6, is_open=True),
+        metavar="SECONDS",
+        needs=("dask",),
+    )
+    dask_scratch: Path | None = option_field(
+        "Shared directory for intermediate results (with --dask).",
+        group=READING,
+        path="new directory",
+        needs=("dask",),
+    )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from fastcomm.cli.results import (
 )
 from fastcomm.cli.runs import open_traces
 from fastcomm.cli.shared_options import builds, reading_options, with_options
-from fastcomm.option_fields import OUTPUT
+from fastcomm.option_fields import OUTPUT, option_field
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -44,26 +44,29 @@ Examples:
 class ListOptions:
     """Which operations are printed, and the path of a run to compare with."""
 
-    sort: bool = False
+    sort: bool = option_field(
+        "Sort operations by mean duration, longest first.",
+        False,
+        group=OUTPUT,
+        is_common=True,
+        not_with=("against",),
+    )
     top: int | None = None
-    against: Path | None = None
-
-
-_shown = partial(option_of, ListOptions, group=OUTPUT, is_common=True)
+    against: Path | None = option_field(
+        "Compare with OTHER: operations added, removed, faster or slower.",
+        group=OUTPUT,
+        metavar="OTHER",
+        is_common=True,
+    )
 
 
 def list_options(path: click.ParamType[Any]) -> Callable[[F], F]:
     """Add the options of a list of operations; the command gets `shown` and `files`."""
     alone = ("--against",)
     options = [
-        _shown("sort", "Sort operations by mean duration, longest first.", not_with=alone),
+        option_of(ListOptions, "sort"),
         top_option(_ROWS, all_in_json=True),
-        _shown(
-            "against",
-            "Compare with OTHER: operations added, removed, faster or slower.",
-            type=path,
-            metavar="OTHER",
-        ),
+        option_of(ListOptions, "against", type=path),
         result_options(
             "stats.json, and all operations as CSV and Parquet", html=False, not_with=alone
         ),

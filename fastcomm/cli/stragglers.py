@@ -2,21 +2,17 @@
 
 import click
 
-from fastcomm.checks import FACTOR
-from fastcomm.cli.commands import OptionsCommand, option_of
+from fastcomm.cli.commands import OptionsCommand, options_of
 from fastcomm.cli.messages import warn
-from fastcomm.cli.parameter_types import FileOrUrl, Number
 from fastcomm.cli.results import ResultFiles, print_json, result_options, trace_option
 from fastcomm.cli.runs import ExecutionOptions, executor_for
 from fastcomm.cli.shared_options import (
     builds,
     cluster_options,
-    edit_options,
-    steps_option,
+    with_options,
     workers_option,
 )
-from fastcomm.option_fields import LAYOUT, MEASUREMENT
-from fastcomm.options import StragglerOptions
+from fastcomm.options import EditOptions, StragglerOptions
 
 _EXAMPLES = """\b
 Examples:
@@ -30,27 +26,11 @@ Examples:
 
 @click.command("stragglers", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("table", metavar="TABLE")
-@option_of(
-    StragglerOptions,
-    "meta",
-    "Read the sizes of the job from a YAML file.",
-    type=FileOrUrl(exists=True, dir_okay=False),
-    group=LAYOUT,
-    is_common=True,
-)
-@steps_option
-@option_of(
-    StragglerOptions,
-    "threshold",
-    "Minimum slowdown to attribute to a rank.",
-    type=Number(FACTOR),
-    group=MEASUREMENT,
-    is_common=True,
-)
-@edit_options
+@with_options(options_of(StragglerOptions, "meta", "steps", "threshold"))
+@with_options(options_of(EditOptions))
 @trace_option
 @builds(options=StragglerOptions, execution=ExecutionOptions)
-@workers_option(not_with=("--dask",))
+@workers_option()
 @cluster_options
 @result_options("stragglers.json, and the files of the published study", xlsx=False)
 def run(

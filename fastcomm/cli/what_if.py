@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fastcomm.cli.commands import OptionsCommand
+from fastcomm.cli.commands import OptionsCommand, options_of
 from fastcomm.cli.critical_path import find_path
 from fastcomm.cli.results import (
     ResultFiles,
@@ -14,7 +14,7 @@ from fastcomm.cli.results import (
     result_options,
 )
 from fastcomm.cli.runs import ExecutionOptions
-from fastcomm.cli.shared_options import builds, edit_options, path_options, run_options
+from fastcomm.cli.shared_options import builds, path_options, run_options, with_options
 from fastcomm.options import EditOptions, PathOptions, ReadOptions
 
 _EXAMPLES = """\b
@@ -30,7 +30,7 @@ Examples:
 @click.command("what-if", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @path_options
-@edit_options
+@with_options(options_of(EditOptions))
 @overlay_option()
 @run_options
 @result_options("what_if.json; path, sweeps, candidates as CSV and Parquet")

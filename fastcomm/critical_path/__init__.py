@@ -194,11 +194,8 @@ class CriticalPath(FoundPath, Result):
         Parameters
         ----------
         options
-            Fields of `EditOptions`, passed by name: `scale` (["comm:TP=0.5"]), `set`
-            (["link:TP=800Gbit/s"]), `heal` (["rank:5"]), `remove` (["op:Broadcast"]) and
-            `overlap` (["DP"]) are lists of edits; `fuse_below` is a time with its unit, and
-            `edits` the path of a TOML file with these keys. A value FROM:TO:STEP of `scale` or
-            `set` is a sweep, whose values are tried one by one.
+            Fields of `EditOptions`, passed by name. A value FROM:TO:STEP of `scale` or `set`
+            is a sweep, whose values are tried one by one.
 
         Raises
         ------

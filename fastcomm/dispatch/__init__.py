@@ -10,30 +10,22 @@ This module stays light: `fastcomm dispatch --help` loads it.
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
-from fastcomm.checks import RANKS, Range, non_default
+from fastcomm.checks import RANKS, non_default
 from fastcomm.errors import ConfigError
-from fastcomm.option_fields import CheckedOptions, build
-from fastcomm.planning_options import Distinct, Dtype, Law, WorkloadOptions
+from fastcomm.option_fields import CheckedOptions, build, field_infos
+from fastcomm.planning_options import (
+    MOST_EXPERTS,
+    MOST_LAYERS,
+    MOST_TOKENS,
+    Distinct,
+    Dtype,
+    Law,
+    WorkloadOptions,
+)
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}
 LAWS: tuple[str, ...] = get_args(Law)
-_MOST_EXPERTS = 1 << 24
-_MOST_TOKENS = 1 << 40  # of a layer
-_MOST_LAYERS = 1 << 20  # of all iterations
 _MOST_LEGACY_SEED = (1 << 32) - 1
-RANGES = {
-    "num_nodes": Range(1, 1 << 16),
-    "gpus_per_node": Range(1, 1 << 16),
-    "experts_per_gpu": Range(1, _MOST_EXPERTS),
-    "seq_len": Range(0, _MOST_TOKENS),
-    "batch_size": Range(0, _MOST_TOKENS),
-    "embed_size": Range(1, 1 << 30),
-    "topk": Range(1, 1 << 16),
-    "num_layers": Range(1, 1 << 20),
-    "iter_num": Range(1, 1 << 20),
-    "zipf_alpha": Range(0, 100),
-    "seed": Range(0, (1 << 64) - 1),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,21 +112,22 @@ class Recipe(CheckedOptions):
 
 def _check_numbers(recipe: Recipe) -> None:
     """Raise `ConfigError` if a number of the recipe is out of range."""
-    for name, valid_range in RANGES.items():
-        valid_range.check(getattr(recipe, name), name)
+    for name, info in field_infos(WorkloadOptions).items():
+        if info.limits is not None:
+            info.limits.check(getattr(recipe, name), name)
     RANKS.check(recipe.gpus, "GPUs (num_nodes * gpus_per_node)")
-    if recipe.tokens > _MOST_TOKENS:
+    if recipe.tokens > MOST_TOKENS:
         raise ConfigError(
             f"seq_len * batch_size: {recipe.tokens} tokens per layer, more than the maximum of "
-            f"{_MOST_TOKENS}"
+            f"{MOST_TOKENS}"
         )
     layers = recipe.iter_num * recipe.num_layers
-    if layers > _MOST_LAYERS:
+    if layers > MOST_LAYERS:
         raise ConfigError(
-            f"iter_num * num_layers: {layers} layers, more than the maximum of {_MOST_LAYERS}"
+            f"iter_num * num_layers: {layers} layers, more than the maximum of {MOST_LAYERS}"
         )
-    if recipe.experts > _MOST_EXPERTS:
-        raise ConfigError(f"{recipe.experts} experts, more than the maximum of {_MOST_EXPERTS}")
+    if recipe.experts > MOST_EXPERTS:
+        raise ConfigError(f"{recipe.experts} experts, more than the maximum of {MOST_EXPERTS}")
     if recipe.topk > recipe.experts:
         raise ConfigError(
             f"invalid topk {recipe.topk}: a token needs distinct experts, and there are only "

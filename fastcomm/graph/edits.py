@@ -137,7 +137,7 @@ def _of_options(options: EditOptions) -> list[list[Edit]]:
     parsed += [[_plain("overlap", text)] for text in options.overlap]
     parsed += [[_plain("remove", text)] for text in options.remove]
     if options.fuse_below is not None:
-        below = parse_duration(options.fuse_below, "fuse_below")
+        below = float(options.fuse_below)
         text = f"fuse kernels below {format_ns(below)}"
         parsed.append([Edit(action="fuse", target="compute", value=below, text=text)])
     return parsed

@@ -19,7 +19,7 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.store import small_tables
 from fastcomm.store.files import check_provenance, over, reapplied, restored
 from fastcomm.trace import schema
-from fastcomm.trace.parallelisms import TAG
+from fastcomm.trace.parallelisms import TAG, TAGS
 from fastcomm.trace.trace import Meta, Trace
 
 if TYPE_CHECKING:
@@ -288,9 +288,9 @@ def _trace(
     """Assemble a trace from its rows and metadata."""
     small = small_tables.tables(metadata, with_lanes=column_set != "metrics")
     groups = small["groups"]
-    _check_places(groups["tag"], len(schema.TAGS), "tag")
+    _check_places(groups["tag"], len(TAGS), "tag")
     _check_places(groups["tag_source"], len(schema.TAG_SOURCES), "tag_source")
-    _check_places(pc.list_flatten(groups["candidates"]), len(schema.TAGS), "candidates")
+    _check_places(pc.list_flatten(groups["candidates"]), len(TAGS), "candidates")
     if "group_id" in rows.column_names:
         _check_places(rows["group_id"], groups.num_rows, "group")
     if "lane" in rows.column_names:

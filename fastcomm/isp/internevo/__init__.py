@@ -10,7 +10,7 @@ from fastcomm.checks import IMBALANCE, PENALTY, RANKS, non_default
 from fastcomm.errors import ConfigError
 from fastcomm.isp.model import Model
 from fastcomm.isp.presets import load
-from fastcomm.planning_options import Quantities, SearchOptions
+from fastcomm.planning_options import QuantityTexts, SearchOptions
 from fastcomm.units import parse_quantity
 
 ALGOS = ("isp", "msp", "fsp", "mtp")
@@ -165,7 +165,7 @@ def world_sizes(text: str | float | tuple[int, ...], node: int = _NODE) -> tuple
     return tuple(dict.fromkeys(sizes))
 
 
-def numbers(text: Quantities, option: str) -> tuple[int, ...] | None:
+def numbers(text: QuantityTexts, option: str) -> tuple[int, ...] | None:
     """Parse numbers such as "1,2,4" or "4Ki,64Ki"; None stays None."""
     if text is None:
         return None
