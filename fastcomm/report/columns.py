@@ -44,7 +44,7 @@ def _number(value: float, digits: int = units.DIGITS) -> str:
 
 _FORMS: dict[ColumnUnit, Callable[..., str]] = {
     "text": str,
-    "count": str,
+    "count": "{:.0f}".format,
     "number": _number,
     "decimal": "{:.1f}".format,
     "factor": _factor,
@@ -64,6 +64,7 @@ class TableCell:
 
     value: float | str | None  # by which a page sorts
     text: str | None = None  # in place of the formatted value
+    unit: ColumnUnit | None = None  # in place of that of the column
     why: str = ""  # reason why it is unknown
     bar: float | None = None  # length from 0 to 1 of the bar behind it on a page
 
@@ -105,7 +106,7 @@ class TableColumn:
         if cell.value is None:
             return NA
         digits = () if self.digits is None else (self.digits,)
-        return _FORMS[self.unit](cell.value, *digits)
+        return _FORMS[cell.unit or self.unit](cell.value, *digits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -360,12 +360,12 @@ def _shown_cell(column: TableColumn, row: Any) -> PageCell:
     """Return the cell of a row in a column."""
     cell = column.cell(row)
     if cell.text is not None:
-        sort = cell.text.lower() if cell.value is None else cell.value
-        return PageCell(text=_PERCENT.sub(THIN, cell.text), sort=sort, share=cell.bar)
+        text_ = _PERCENT.sub(THIN, cell.text)
+        return PageCell(text=text_, sort=cell.value, why=cell.why, share=cell.bar)
     if column.unit == "text":
         return text(cell.value)
     value = None if cell.value is None else float(cell.value)
-    return number(value, _FORMS[column.unit], cell.why, cell.bar)
+    return number(value, _FORMS[cell.unit or column.unit], cell.why, cell.bar)
 
 
 def figure(

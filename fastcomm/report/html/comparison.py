@@ -9,14 +9,11 @@ from fastcomm.analyses.compare import BreakdownChange, Comparison
 from fastcomm.analyses.timeline import Timeline
 from fastcomm.report import comparison as texts
 from fastcomm.report import html
-from fastcomm.report.details import part_name
 from fastcomm.report.html import (
     Fact,
     Figure,
     FigureView,
     Page,
-    PageCell,
-    PageTable,
     Section,
     figure,
     table,
@@ -25,6 +22,8 @@ from fastcomm.report.html import (
 )
 from fastcomm.report.html.breakdown import kind
 from fastcomm.report.html.charts import Lane, LaneChart, shortened
+from fastcomm.report.tables import comparison as tables
+from fastcomm.report.tables.metrics import part_name
 
 _MS = 1e6
 _MOST_BARS = 20
@@ -65,17 +64,12 @@ def page(
     )
 
 
-def _signed(ns: float) -> str:
-    """Format a change of ns with its sign."""
-    return f"+{html.ns(ns)}" if ns > 0 else html.ns(ns)
-
-
 def _facts(comparison: Comparison) -> tuple[Fact, ...]:
     step, why = comparison.step, "a run has no step times"
     return (
         html.fact("iteration.mean_ns", step.before, html.ns, label="step before", why=why),
         html.fact("iteration.mean_ns", step.after, html.ns, label="step after", why=why),
-        html.fact("compare.effect", step.difference, _signed, label="change", why=why),
+        html.fact("compare.effect", step.difference, html.change_ns, label="change", why=why),
         html.fact(
             "compare.effect", step.relative, html.signed_percent, label="of before", why=why
         ),
@@ -89,7 +83,7 @@ def _causes(causes: Sequence[CauseChange]) -> Section:
         "cause",
         ("before", "compare.cost", html.ns, "not found before"),
         ("after", "compare.cost", html.ns, "not found after"),
-        ("effect", "compare.effect", _signed),
+        ("effect", "compare.effect", html.change_ns),
         "confidence",
     ]
     rows = [
@@ -110,38 +104,28 @@ def _causes(causes: Sequence[CauseChange]) -> Section:
 def _parts(comparison: Comparison) -> Section:
     """Return the section with the parts of the step, as steps from 0 to the whole change."""
     title = "Where does the change come from?"
-    parts = [part for part in comparison.parts if part.before_ns or part.after_ns]
+    table = tables.parts(comparison)
+    parts = table.rows
     if not parts:
         why = "a run has no step times"
         return unknown_section("parts", title, "The change is", "The change of the step", why)
     total = sum(part.effect_ns for part in parts)
     names = [part_name(part.name) for part in parts]
     first = f"{names[0][0].upper()}{names[0][1:]}"
-    heads: list[html.Head] = [
-        "part of the step",
-        ("before", "compare.part", html.ns),
-        ("after", "compare.part", html.ns),
-        ("effect", "compare.effect", _signed),
-        "what else changed",
-    ]
-    rows = [
-        (name, part.before_ns, part.after_ns, part.effect_ns, texts.reasons(part))
-        for name, part in zip(names, parts, strict=True)
-    ]
     drawn = figure(
         "parts-chart",
         "The change of the step, part by part",
         "Bars that begin where the one above ends; the last is the whole change.",
         _waterfall(names, parts),
         "compare.effect",
-        table=table("parts-table", "Parts of the step, the largest effect first", heads, rows),
+        table=html.shown(table),
     )
     return Section(
         name="parts",
         title=title,
         lead=(
-            f"{first} changes the most: {_signed(parts[0].effect_ns)} of ",
-            html.fact("compare.effect", total, _signed),
+            f"{first} changes the most: {html.change_ns(parts[0].effect_ns)} of ",
+            html.fact("compare.effect", total, html.change_ns),
             ". The parts add up to the change of the step.",
         ),
         blocks=(drawn,),
@@ -156,7 +140,7 @@ def _waterfall(names: Sequence[str], parts: Sequence[BreakdownChange]) -> LaneCh
     ends = [0.0, *accumulate(effect / _MS for effect in effects)]
     rows = (*names, "change of the step")
     looks = (*(kind(part.name) for part in parts), "open")
-    labels = [_signed(effect) for effect in (*effects, sum(effects))]
+    labels = [html.change_ns(effect) for effect in (*effects, sum(effects))]
     pieces = [*pairwise(ends), (0.0, ends[-1])]
     legend = list(zip(rows, looks, strict=True))
     return _signed_bars(rows, pieces, labels, legend, "ms a step", ends)
@@ -222,9 +206,9 @@ def _kernels(comparison: Comparison) -> Section:
         shown = [one for one in changes if abs(one.effect_ns) > _SMALL * most][:_MOST_ROWS]
         if not shown:
             continue
-        noun = texts.NOUNS[key]
+        noun = tables.NOUNS[key]
         views.append(FigureView(label=f"{noun}s".capitalize(), chart=_effects(shown)))
-        blocks.append(_changes_table(noun, shown))
+        blocks.append(html.shown(tables.kernels(key, shown)))
     if not views:
         return unknown_section("kernels", title, "They are", "Kernels", "none changed")
     drawn = Figure(
@@ -237,7 +221,7 @@ def _kernels(comparison: Comparison) -> Section:
     )
     lead = "Each change is that of the mean step of a rank."
     for first in (comparison.kernels or {}).get("name", ())[:1]:
-        change = f"{_signed(first.effect_ns)} ({first.state})"
+        change = f"{html.change_ns(first.effect_ns)} ({first.state})"
         lead = f"{shortened(first.name)} changes the most: {change}."
     return Section(
         name="kernels",
@@ -253,7 +237,8 @@ def _effects(changes: Sequence[KernelChange]) -> LaneChart:
     shown = changes[:_MOST_BARS]
     effects = [change.effect_ns / _MS for change in shown]
     labels = [
-        _signed(change.effect_ns) + ("" if change.state == "changed" else f", {change.state}")
+        html.change_ns(change.effect_ns)
+        + ("" if change.state == "changed" else f", {change.state}")
         for change in shown
     ]
     return _signed_bars(
@@ -266,60 +251,15 @@ def _effects(changes: Sequence[KernelChange]) -> LaneChart:
     )
 
 
-def _changes_table(noun: str, changes: Sequence[KernelChange]) -> PageTable:
-    """Return the table of the changes of kernels, operators or annotations."""
-    why = "absent from this run"
-    return table(
-        f"{noun}s-table",
-        f"{noun.capitalize()}s whose time changed, the largest effect first",
-        [
-            *(noun, "category"),
-            ("before", "compare.kernel", html.ns, why),
-            ("after", "compare.kernel", html.ns, why),
-            ("effect", "compare.effect", _signed),
-            ("calls", "compare.calls", str),
-        ],
-        [
-            (
-                *(change.name, change.category, change.before_ns, change.after_ns),
-                change.effect_ns,
-                PageCell(text=texts.calls(change), sort=change.after_count),
-            )
-            for change in changes
-        ],
-    )
-
-
 def _values(comparison: Comparison) -> Section:
     """Return the section of other metrics that changed."""
     title = "What else changed?"
-    values = texts.other_changes(comparison)
-    if not values:
+    values = tables.values(comparison).top(_MOST_ROWS)
+    if not values.rows:
         return Section(name="values", title=title, lead=("No other metric changed by 1 %.",))
-    changed = table(
-        "values-table",
-        "Windows, bandwidth, volume and overlap that changed by 1 % or more",
-        [
-            "metric",
-            ("before", "compare.value", str),
-            ("after", "compare.value", str),
-            ("change", "compare.effect", html.signed_percent),
-        ],
-        [
-            (
-                value.name,
-                *(
-                    PageCell(text=texts.in_unit(value.name, metric), sort=metric)
-                    for metric in (value.before, value.after)
-                ),
-                value.relative,
-            )
-            for value in values[:_MOST_ROWS]
-        ],
-    )
     return Section(
         name="values",
         title=title,
-        lead=(f"The largest relative change is that of {values[0].name}.",),
-        blocks=(changed,),
+        lead=(f"The largest relative change is that of {values.rows[0].name}.",),
+        blocks=(html.shown(values),),
     )
