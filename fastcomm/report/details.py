@@ -1,13 +1,11 @@
 """Tables beyond the first screen of `metrics`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from rich.markup import escape
+from collections.abc import Iterator, Sequence
 
 from fastcomm.metrics.across import Across
 from fastcomm.metrics.result import Metrics
-from fastcomm.report.console import TerminalTable, na, percent, table
+from fastcomm.report.console import TerminalTable, na, percent, shown, table
+from fastcomm.report.tables.metrics import groups, part_name, windows
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
 
@@ -193,8 +191,8 @@ def tables(metrics: Metrics) -> list[TerminalTable]:
         waits(metrics.across),
         skew(metrics.across),
         slow_links(metrics.across),
-        _windows(metrics),
-        _groups(metrics),
+        shown(windows(metrics).top(_MOST_ROWS)),
+        shown(groups(metrics).top(_MOST_ROWS)),
     ]
 
 
@@ -206,11 +204,6 @@ def _exposed(metrics: Metrics) -> TerminalTable:
         if share and mean is not None:
             rows.add_row(part_name(name), format_ns(share * mean), percent(share))
     return rows
-
-
-def part_name(key: str) -> str:
-    """Return the printed name of a part of the exact breakdown, given its key in JSON."""
-    return "copies" if key == "memcpy" else key.replace("_", " ")
 
 
 def _bandwidth(metrics: Metrics) -> TerminalTable:
@@ -230,54 +223,6 @@ def _bandwidth(metrics: Metrics) -> TerminalTable:
     if metrics.volume:
         rows.add_row("all", "", "", "", percent(metrics.overlap.average_overlap_ratio))
     return rows
-
-
-def _windows(metrics: Metrics) -> TerminalTable:
-    """Return the table of windows between phases, with the longest mean first."""
-    rows = table("windows between phases", "count", "mean", "p50", "p95", drop=("p50",))
-    for window in sorted(metrics.windows or (), key=lambda window: -window.mean_ns)[
-        :_MOST_ROWS
-    ]:
-        rows.add_row(
-            f"{window.source} to {window.target}",
-            str(window.count),
-            *(format_ns(ns) for ns in (window.mean_ns, window.p50_ns, window.p95_ns)),
-        )
-    return rows
-
-
-def _groups(metrics: Metrics) -> TerminalTable:
-    """Return the table of process groups, and where their parallelism is known from."""
-    rows = table(
-        *("process groups", "ranks each", "parallelism", "known by", "level", "on ranks"),
-        "events",
-        drop=("on ranks", "level"),
-    )
-    for row in metrics.tables["group_tags"].to_pylist()[:_MOST_ROWS]:
-        rows.add_row(
-            escape(group_name(row["description"], row["size"])),
-            na(row["size"], str),
-            row["tag"],
-            escape(known_by(row)),
-            na(row["level"], str),
-            str(row["on_ranks"]),
-            str(row["events"]),
-        )
-    return rows
-
-
-def known_by(row: Mapping[str, Any]) -> str:
-    """Return the source of a group's parallelism, and the candidates that fit it.
-
-    `row` is one of the table `group_tags`.
-    """
-    fits = f" ({row['candidates']})" if row["candidates"] else ""
-    return f"{row['tag_source']}{fits}"
-
-
-def group_name(description: str | None, size: int | None) -> str:
-    """Return the description of a process group, or a replacement if it has none."""
-    return description or ("not named" if size is None else "undefined")
 
 
 def notes(metrics: Metrics) -> Iterator[str]:

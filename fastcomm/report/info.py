@@ -8,8 +8,8 @@ from rich.markup import escape
 
 from fastcomm.analyses.info import Info, RankInfo, kinds
 from fastcomm.errors import shell_joined, shell_quoted
-from fastcomm.report.console import TerminalTable, marked, na, plain_console, say, table
-from fastcomm.report.details import group_name, known_by
+from fastcomm.report.console import marked, plain_console, say, shown
+from fastcomm.report.tables.metrics import kinds_of_groups
 from fastcomm.trace.run import ranges, ranks_words, skipped_lines
 from fastcomm.units import counted, format_bytes, format_ns, plural
 
@@ -35,9 +35,9 @@ def show(info: Info, paths: tuple[str, ...], console: Console | None = None) -> 
         console.print(f"[red]skipped:[/] {escape(line)}", highlight=False, soft_wrap=True)
     for name, text in _facts(info):
         say(console, f"[bold]{name:<10}[/]  {escape(text)}", hanging=12)
-    groups = _groups(info)
-    if groups.row_count:
-        console.print(groups)
+    groups = kinds_of_groups(kinds(info.groups)).top(_MOST_ROWS)
+    if groups.rows:
+        console.print(shown(groups))
     for line in _lines(info):
         say(console, line, hanging=2)
     for line in _next(info, paths):
@@ -126,26 +126,6 @@ def _clocks(info: Info) -> str:
         f"(ranks.parquet); the most, rank {rank} by "
         f"{format_ns(-note.offset_ns)} to agree with rank {note.reference} ({evidence})"
     )
-
-
-def _groups(info: Info) -> TerminalTable:
-    """Return the table of the kinds of process groups."""
-    rows = table(
-        *("process groups", "groups", "ranks each", "parallelism", "known by", "on ranks"),
-        "events",
-        drop=("on ranks", "groups"),
-    )
-    for row in kinds(info.groups)[:_MOST_ROWS]:
-        rows.add_row(
-            escape(group_name(row["description"], row["size"])),
-            str(row["groups"]),
-            na(row["size"], str),
-            row["tag"],
-            escape(known_by(row)),
-            str(row["ranks"]),
-            str(row["events"]),
-        )
-    return rows
 
 
 def _lines(info: Info) -> list[str]:

@@ -14,12 +14,10 @@ from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.candidates import Candidate
 from fastcomm.metrics import gaps
 from fastcomm.metrics.result import NO_FLOPS, Metrics
-from fastcomm.report import files
+from fastcomm.report import files, html
 from fastcomm.report.commands import Suggestions
-from fastcomm.report.details import group_name, known_by
 from fastcomm.report.html import (
     Block,
-    Head,
     Missing,
     Page,
     PageTable,
@@ -34,11 +32,11 @@ from fastcomm.report.html import (
     speed,
     table,
     volume,
-    whole,
 )
 from fastcomm.report.html import timeline as timelines
 from fastcomm.report.html.document import write as write_page
 from fastcomm.report.html.speed import NO_LINK
+from fastcomm.report.tables.metrics import groups
 from fastcomm.trace.run import skipped_lines
 
 
@@ -114,20 +112,7 @@ def run_page(
 
 def _measured_evidence(metrics: Metrics) -> Section:
     """Return the section on process groups and the evidence for their tags."""
-    no_members = "the trace does not record the members of the group"
-    heads: list[Head] = [
-        *("process group", ("ranks each", "groups.size", whole, no_members), "tag", "by"),
-        ("on ranks", "groups.on_ranks", whole),
-        ("events", "groups.events", whole),
-    ]
-    rows = [
-        (
-            *(group_name(row["description"], row["size"]), row["size"], row["tag"]),
-            *(known_by(row), row["on_ranks"], row["events"]),
-        )
-        for row in metrics.tables["group_tags"].to_pylist()
-    ]
-    caption = "Process groups, and the evidence for their parallelism"
+    table_ = groups(metrics)
     rules = ", ".join(metrics.found_by) or "no rule"
     return Section(
         name="evidence",
@@ -137,7 +122,7 @@ def _measured_evidence(metrics: Metrics) -> Section:
             f"clock. Bytes are {metrics.bytes} bytes. The parallelism of each communication "
             "event is the parallelism of its process group.",
         ),
-        blocks=(table("groups-table", caption, heads, rows),) if rows else (),
+        blocks=(html.shown(table_),) if table_.rows else (),
     )
 
 

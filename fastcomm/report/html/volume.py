@@ -28,6 +28,7 @@ from fastcomm.report.html.charts import (
     row_tips,
     tick,
 )
+from fastcomm.report.tables import metrics as tables
 
 _Lengths = NDArray[np.float64]  # ascending lengths of windows, in ns
 _MB = 1e6
@@ -51,8 +52,8 @@ def volume_section(metrics: Metrics) -> Section:
     if not by_tag:
         why = "no event has a known size" if metrics.volume else "there is no communication"
         section = unknown_section(name, title, "The volume is", f"Bytes {unit}", why)
-        tables = (_table(metrics),) if metrics.volume else ()
-        return replace(section, blocks=(*section.blocks, *tables))
+        numbers = (_table(metrics),) if metrics.volume else ()
+        return replace(section, blocks=(*section.blocks, *numbers))
     tags, most = list(by_tag), max(by_tag, key=lambda tag: by_tag[tag])
     spoken = ", ".join(f"{tag} {html.size(count)}" for tag, count in by_tag.items())
     bars = row_bars(tags, list(by_tag.values()), html.size, f"MB {unit}", _MB, looks=tags)
@@ -234,7 +235,7 @@ def _windows_figure(metrics: Metrics, longest: PhaseWindows) -> Figure:
         "windows.window_ns",
         note=f"The {len(drawn)} pairs that take the most time; choose one to bring it out. The "
         "axis is linear up to 1 µs and logarithmic beyond.",
-        table=_windows_table(metrics),
+        table=html.shown(tables.windows(metrics)),
     )
 
 
@@ -281,22 +282,3 @@ def _ticks(low: float, high: float) -> list[tuple[float, str]]:
     signed = sorted({sign * size for size in sizes for sign in (-1, 1)})
     inside = [ns for ns in signed if low <= _axis_position(ns) <= high]
     return [(_axis_position(ns), "0" if ns == 0 else tick(html.ns(ns))) for ns in inside]
-
-
-def _windows_table(metrics: Metrics) -> PageTable:
-    """Return the table of windows by pair of parallelisms, longest mean first."""
-    return table(
-        "windows-table",
-        "Windows by pair of parallelisms",
-        [
-            "windows",
-            ("count", "windows.count", html.whole),
-            ("mean", "windows.mean_ns", html.ns),
-            ("median", "windows.p50_ns", html.ns),
-            ("p95", "windows.p95_ns", html.ns),
-        ],
-        [
-            (f"{w.source} to {w.target}", w.count, w.mean_ns, w.p50_ns, w.p95_ns)
-            for w in sorted(metrics.windows or (), key=lambda window: -window.mean_ns)
-        ],
-    )
