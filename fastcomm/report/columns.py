@@ -21,6 +21,7 @@ ColumnUnit = Literal[
     "number",
     "decimal",  # a number with one decimal
     "factor",
+    "multiple",  # a factor with its sign: "1.240x"
     "ns",
     "change_ns",
     "bytes",
@@ -48,6 +49,7 @@ _FORMS: dict[ColumnUnit, Callable[..., str]] = {
     "number": _number,
     "decimal": "{:.1f}".format,
     "factor": _factor,
+    "multiple": "{:.3f}x".format,
     "ns": units.format_ns,
     "change_ns": units.format_signed_ns,
     "bytes": units.format_bytes,

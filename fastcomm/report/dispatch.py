@@ -12,7 +12,8 @@ from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
 from fastcomm.report.columns import NA
-from fastcomm.report.console import TerminalTable, na, plain_console, say, table
+from fastcomm.report.console import TerminalTable, na, plain_console, say, shown, table
+from fastcomm.report.tables import dispatch as tables
 from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
 
 _MOST_LAYERS = 12
@@ -44,27 +45,11 @@ def compare(simulation: Simulation, console: Console | None = None) -> None:
     """Print the strategies side by side, the fastest first."""
     console = plain_console(console)
     _say(console, f"{_fastest(simulation)}\n{_title(simulation)}")
-    rows = table(
-        *("strategy", "dispatch", "combine", "best possible", "its class", "between nodes"),
-        "bottleneck",
-        drop=("its class", "between nodes"),
-        texts=("bottleneck",),
-    )
-    for strategy in _ranked(simulation):
-        rows.add_row(
-            strategy.name,
-            format_s(strategy.total_s),
-            "" if strategy.combine_s is None else format_s(strategy.combine_s),
-            _times(strategy.times_optimal),
-            _times(strategy.times_bound),
-            format_bytes(strategy.inter_bytes),
-            _bottleneck(strategy),
-        )
-    console.print(rows)
+    console.print(shown(tables.schedules(_ranked(simulation))))
     _say(
         console,
-        f"dispatch, combine and bytes between nodes: {_sum_text(simulation)}. best possible, "
-        "its class: dispatch time over the lower bound of all schedules, and of its class.",
+        f"dispatch, combine and bytes between nodes: {_sum_text(simulation)}. of the best, "
+        "of its class: dispatch time over the lower bound of all schedules, and of its class.",
     )
     for reason in simulation.unanswered.values():
         _say(console, reason)
@@ -81,21 +66,7 @@ def place(result: PlacementResult, console: Console | None = None) -> None:
         f"{count.sum()} copies of {len(count)} experts, at most {count.max()} of one; the most "
         f"loaded GPU has {after:.2f} times the mean load, {before:.2f} before",
     )
-    rows = table(
-        *("strategy", "before", "after", "speedup", "bytes between nodes", "bytes after"),
-        drop=("bytes after", "bytes between nodes"),
-    )
-    for name, old in result.before.strategies.items():
-        new = result.after.strategies[name]
-        rows.add_row(
-            name,
-            format_s(old.total_s),
-            format_s(new.total_s),
-            _times(old.total_s / new.total_s if new.total_s else None),
-            format_bytes(old.inter_bytes),
-            format_bytes(new.inter_bytes),
-        )
-    console.print(rows)
+    console.print(shown(tables.placing(result)))
     _say(console, f"times and bytes: {_sum_text(result.before)}.")
 
 
@@ -297,12 +268,6 @@ def _heat(loads: NDArray[np.int64], gpus: int, width: int) -> str:
         cut = " ..." if len(nodes) > shown else ""
         lines.append(f"{name:<17} {'|'.join(nodes[:shown])}{cut}  max {most} tokens")
     return "\n".join(lines)
-
-
-def _bottleneck(strategy: StrategyResult) -> str:
-    """Return the busiest link of the slowest layer."""
-    slowest = max(strategy.layers, key=lambda layer: layer.seconds, default=None)
-    return "none" if slowest is None else str(slowest.bottleneck)
 
 
 def _times(value: float | None) -> str:

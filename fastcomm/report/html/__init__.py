@@ -109,6 +109,7 @@ _FORMS: dict[ColumnUnit, Form] = {
     "number": "{:.3g}".format,
     "decimal": "{:.1f}".format,
     "factor": times,
+    "multiple": times,
     "ns": ns,
     "change_ns": change_ns,
     "bytes": size,

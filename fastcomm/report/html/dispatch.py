@@ -4,7 +4,7 @@ import numpy as np
 
 from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
-from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult, in_ns
+from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult
 from fastcomm.report import html
 from fastcomm.report.html import Figure, FigureView, Page, PageTable, Section, figure, table
 from fastcomm.report.html.charts import (
@@ -17,6 +17,8 @@ from fastcomm.report.html.charts import (
     row_bars,
     row_tips,
 )
+from fastcomm.report.tables import dispatch as tables
+from fastcomm.report.tables.dispatch import NO_TIME
 from fastcomm.units import counted
 
 _MS = 1e3
@@ -24,8 +26,6 @@ _MOST_BINS = 96
 _MOST_ROWS = 24
 _BAR = 15  # px
 _EQUAL = 1.01
-_NO_COMBINE = "the original simulator has no combine"
-_NO_TIME = "the bound is 0"
 
 
 def page(result: Simulation | PlacementResult | DispatchSweep) -> Page:
@@ -67,7 +67,7 @@ def _headline(ranked: list[StrategyResult]) -> html.Sentence:
         f"{best.name} is the fastest: ",
         html.fact("dispatch.total_s", best.total_s * NS, html.ns),
         ", ",
-        html.fact("dispatch.times_optimal", best.times_optimal, html.times, why=_NO_TIME),
+        html.fact("dispatch.times_optimal", best.times_optimal, html.times, why=NO_TIME),
         " the best possible time.",
     )
 
@@ -109,36 +109,13 @@ def _times(ranked: list[StrategyResult]) -> Section:
         name="times",
         title="How long does each schedule take?",
         lead=(f"{html.many(len(ranked), 'schedule')}, the fastest first, with their bounds.",),
-        blocks=(drawn, _times_table(ranked)),
+        blocks=(drawn, html.shown(tables.schedules(ranked))),
     )
 
 
 def _seconds(value: float) -> str:
     """Format seconds in a suitable unit."""
     return html.ns(value * NS)
-
-
-def _times_table(ranked: list[StrategyResult]) -> PageTable:
-    """Return the table of times, multiples of the bounds, and bytes between nodes."""
-    return table(
-        "times-table",
-        "Schedules",
-        [
-            "schedule",
-            ("dispatch", "dispatch.total_s", html.ns),
-            ("combine", "dispatch.combine_s", html.ns, _NO_COMBINE),
-            ("of the best", "dispatch.times_optimal", html.times, _NO_TIME),
-            ("of its class", "dispatch.times_bound", html.times, _NO_TIME),
-            ("between nodes", "dispatch.inter_bytes", html.size),
-        ],
-        [
-            (
-                *(one.name, one.total_s * NS, in_ns(one.combine_s)),
-                *(one.times_optimal, one.times_bound, one.inter_bytes),
-            )
-            for one in ranked
-        ],
-    )
 
 
 def _marks(names: list[str], label: str, seconds: list[float], symbol: str) -> RowMarks:
@@ -162,7 +139,7 @@ def _loads(ranked: list[StrategyResult]) -> Section:
         terms=("dispatch.load",),
         choice="Schedule",
     )
-    by_link = ((link, "dispatch.most_by_mean", html.times, _NO_TIME) for link in LOAD_NAMES)
+    by_link = ((link, "dispatch.most_by_mean", html.times, NO_TIME) for link in LOAD_NAMES)
     most = table(
         "loads-table",
         "Load of the most loaded GPU over the mean",
@@ -201,16 +178,6 @@ def placement(result: PlacementResult) -> Page:
     """Return the page of schedules before and after a placement of the experts."""
     before, after = result.imbalance
     first = simulation(result.after)
-    rows = []
-    for name, strategy in result.before.strategies.items():
-        old, new = strategy.total_s, result.after.strategies[name].total_s
-        rows.append((name, old * NS, new * NS, old / new if new else None))
-    heads: list[html.Head] = [
-        "schedule",
-        ("before", "dispatch.total_s", html.ns),
-        ("after", "dispatch.after_s", html.ns),
-        ("speed-up", "dispatch.speedup", html.times),
-    ]
     section = Section(
         name="placing",
         title="What does the placement change?",
@@ -221,7 +188,7 @@ def placement(result: PlacementResult) -> Page:
             html.fact("dispatch.imbalance", before, html.times),
             ".",
         ),
-        blocks=(table("placing-table", "Before and after", heads, rows),),
+        blocks=(html.shown(tables.placing(result)),),
     )
     return Page(
         title="Placement of experts",
@@ -307,7 +274,7 @@ def _points(grid: DispatchSweep, labels: list[str]) -> PageTable:
         [
             *("workload", "schedule"),
             ("dispatch", "dispatch.total_s", html.ns),
-            ("of the best", "dispatch.times_optimal", html.times, _NO_TIME),
+            ("of the best", "dispatch.times_optimal", html.times, NO_TIME),
         ],
         [
             (label, name, strategy.total_s * NS, strategy.times_optimal)
