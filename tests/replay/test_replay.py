@@ -357,7 +357,7 @@ def test_the_command_prints_and_writes_its_results(tmp_path):
     assert "What if:" in text
     assert "tensors 1, 2, replayed alone:" in text
     assert said["tensors_alone"]["tensors"] == [1, 2]
-    assert "if this took no time" in text
+    assert "if it took no time" in text
     plain = json.loads(run("dpro", "replay", TRIAL, "--compat", "dpro", "--json"))
     assert plain["step_end_ns"]["host0.rank0"] == pytest.approx(11.332e6)
 
