@@ -292,6 +292,22 @@ def test_a_compressed_stream_that_inflates_is_a_bomb(folder, codec, monkeypatch)
     assert "possibly a decompression bomb" in refused("metrics", export)
 
 
+def test_a_stream_that_states_more_bytes_than_any_memory_has_is_refused(folder):
+    (export,) = write_nsys(SMALL, folder / "made", ranks=[0], kind="arrowdir")
+    file = export / "StringIds.arrow"
+    with pa.ipc.open_stream(file.read_bytes()) as reader:
+        table = reader.read_all()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(file, table.schema, options=options) as stream:
+        stream.write_table(table)
+    content, length = file.read_bytes(), table["id"].nbytes.to_bytes(8, "little")
+    assert length in content
+    file.write_bytes(content.replace(length, (1 << 50).to_bytes(8, "little")))
+    said = refused("metrics", export)
+    assert f"StringIds.arrow: malloc of size {1 << 50} failed" in said
+    assert said.count("\n") == 1
+
+
 PARTS = ["a", '"b.c"', "'d'", "e-1", "e_2"]
 
 
