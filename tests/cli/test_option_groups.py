@@ -213,6 +213,10 @@ def test_a_help_text_names_the_one_partner():
         ("dispatch generate -o x --popularity {file}", ["needs --law popularity."]),
         ("dispatch generate -o x --compat seed --hot-ranks 0:2", ["with --compat seed;"]),
         (
+            "dispatch generate -o x --compat seed --law gate --distinct resample",
+            ["--law has no effect with --compat seed;", "--distinct has no effect with --law"],
+        ),
+        (
             "dispatch simulate . --schedules deepep --decomposition assignment --incast 1",
             ["--decomposition needs --schedules fast.", "--incast needs --schedules direct."],
         ),

@@ -210,10 +210,6 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
         ),
         ("compare {made} --law gate", "law is zipf, but the option says gate"),
         ("compare {made} --compat seed", "law is zipf, but the option says seed"),
-        (
-            "generate --compat seed --law gate -o {made}/x",
-            "--law has no effect with --compat seed",
-        ),
         ("place {made} --replicas 1.1", "invalid replicas 9"),
         ("sweep --over color=1", "invalid --over 'color=1'"),
         ("sweep --over num-nodes=2,4 --over num_nodes=8", "--over num_nodes: given 2 times"),
