@@ -135,14 +135,17 @@ class CheckedOptions:
     def __post_init__(self) -> None:
         """Check every field."""
         kind: Any = type(self)
+        infos = field_infos(kind)
         for name, hint in _hints(kind).items():
             if name in self.unchecked:
                 continue
             value = getattr(self, name)
+            if name in infos:
+                _refuse_empty(name, value, infos[name])
             object.__setattr__(self, name, _checked(name, value, hint))
-        for name, info in field_infos(kind).items():
+        for name, info in infos.items():
             _check_value(name, getattr(self, name), info)
-        for name, info in field_infos(kind).items():
+        for name, info in infos.items():
             if _is_set(self, name):
                 _check_partners(self, name, info)
 
@@ -170,10 +173,15 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     raise invalid_value(name, value, _described(kinds))
 
 
+def _refuse_empty(name: str, value: Any, info: FieldInfo) -> None:
+    """Raise `ConfigError` for an empty text or list, which no quantity or number is made of."""
+    if isinstance(value, str | tuple | list) and not value and not info.may_be_empty:
+        raise ConfigError(f"missing value of {name}")
+
+
 def _check_value(name: str, value: Any, info: FieldInfo) -> None:
     """Raise `ConfigError` for a value, or an item of a list, that the field does not allow."""
-    if not info.may_be_empty and value in ("", ()):
-        raise ConfigError(f"missing value of {name}")
+    _refuse_empty(name, value, info)
     for item in value if isinstance(value, tuple) else (value,):
         if info.limits is not None and item is not None:
             info.limits.check(item, name)

@@ -30,7 +30,7 @@ from fastcomm.option_fields import (
     option_field,
 )
 from fastcomm.options import cluster_field, compat_field
-from fastcomm.units import Duration
+from fastcomm.units import Count, Duration
 
 Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]
 Distinct = Literal["uniform", "resample"]
@@ -40,6 +40,7 @@ Law = Literal["zipf", "bounded", "uniform", "popularity", "gate", "bimodal"]
 ReplicaRule = Literal["random", "round-robin", "local"]
 # A quantity such as 64Ki, or several: "64,128", (64, 128).
 QuantityText = str | float | None
+CountText = Count | str | float | None  # a `Count` once the options exist
 QuantityTexts = str | float | tuple[int, ...] | None
 
 MOST_EXPERTS = 1 << 24
@@ -220,7 +221,7 @@ class BatchOptions(CheckedOptions):
 
 _ORIGINAL = ("--compat",)
 _searched = partial(option_field, group=SPACE, may_be_empty=False)
-_batch = partial(option_field, group=BATCH, metavar="N", may_be_empty=False)
+_count = partial(option_field, metavar="N", group=BATCH, may_be_empty=False)
 _cost = partial(option_field, group=COST, may_be_empty=False)
 _cost_today = partial(_cost, not_with=_ORIGINAL)
 
@@ -241,7 +242,7 @@ class SearchOptions(BatchOptions):
     """
 
     cluster: str | Path | None = cluster_field("a800", may_be_empty=False)
-    memory: QuantityText = _searched(
+    memory: CountText = _searched(
         "Memory limit per GPU, as in 70GiB. Default: that of the cluster.",
         spellings=("--memory", "--max-memory"),
         metavar="BYTES",
@@ -281,15 +282,11 @@ class SearchOptions(BatchOptions):
         metavar="PATH",
         is_common=True,
     )
-    vocab: QuantityText = _batch("Vocabulary size. Default: the model's.")
-    global_batch_min: QuantityText = _batch(
-        "Minimum tokens per step, instead of --global-batch."
-    )
-    global_batch_max: QuantityText = _batch(
-        "Maximum tokens per step, instead of --global-batch."
-    )
-    micro_bsz: QuantityText = _batch("Sequences of a micro-batch. Default: any number.")
-    micro_num: QuantityText = _batch("Micro-batches per step. Default: any number.")
+    vocab: CountText = _count("Vocabulary size. Default: the model's.")
+    global_batch_min: CountText = _count("Minimum tokens per step, instead of --global-batch.")
+    global_batch_max: CountText = _count("Maximum tokens per step, instead of --global-batch.")
+    micro_bsz: CountText = _count("Sequences of a micro-batch. Default: any number.")
+    micro_num: CountText = _count("Micro-batches per step. Default: any number.")
     sp_sizes: QuantityTexts = _searched(
         "Sequence- or tensor-parallel sizes to consider, as in 1,2. Default: all.",
         metavar="LIST",

@@ -255,7 +255,7 @@ _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]i?)?([bB]|bytes)?
 _MOST = 1 << 50  # tokens, bytes, or elements
 
 
-def parse_quantity(text: str | int | float, where: str, most: float = _MOST) -> int:
+def parse_quantity(text: object, where: str, most: float = _MOST) -> int:
     """Parse a whole number such as "4Mi", "80GiB", "512k" or 4096.
 
     Parameters
@@ -281,6 +281,12 @@ def parse_quantity(text: str | int | float, where: str, most: float = _MOST) -> 
     if number > most:
         raise invalid(where, repr(shortened(text)), f"at most {most}")
     return int(number)
+
+
+class Count(Quantity):
+    """A whole number of tokens, bytes or elements, as in "4Mi", or a number without unit."""
+
+    parse = staticmethod(parse_quantity)
 
 
 def format_gib(count: float) -> str:

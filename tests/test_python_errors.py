@@ -142,7 +142,7 @@ ARGUMENTS = [
     (lambda u: u.search.record(NAN), "record: invalid place nan: expected a place from 0"),
     (lambda u: fc.search_strategies(**SEARCH, pp_sizes=[]), "^missing value of pp_sizes$"),
     (lambda u: fc.search_strategies(**PLAN, seq_len=0), "invalid sequence length '0'"),
-    (lambda u: fc.search_strategies(**PLAN, vocab=0), "invalid vocabulary '0': expected a"),
+    (lambda u: fc.search_strategies(**PLAN, vocab=0), "invalid vocab '0': expected a"),
     (lambda u: fc.search_strategies(**SEARCH, memory=NAN), "invalid memory 'nan': expected"),
     (lambda u: fc.search_strategies(**SEARCH, cluster="x"), "cluster 'x': .* not one of a100"),
     (lambda u: fc.search_strategies(**SEARCH, algorithms="x"), "unknown algorithm 'x'"),

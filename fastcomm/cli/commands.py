@@ -38,7 +38,7 @@ from fastcomm.cli.parameter_types import (
     long_name,
 )
 from fastcomm.option_fields import OUTPUT, FieldInfo, field_infos, field_types, literals
-from fastcomm.units import Duration, Rate
+from fastcomm.units import Count, Duration, Rate
 
 F = TypeVar("F", bound=Callable[..., Any])
 OptionRow = tuple[str, str]  # names and help text, as the help lists them
@@ -46,12 +46,13 @@ OptionRow = tuple[str, str]  # names and help text, as the help lists them
 COMMON = "Common options"  # heading of the options that people use first
 # Names of values in the help, where click would write a range or "DIRECTORY".
 _METAVARS: dict[type, str] = {click.IntRange: "N", Number: "FACTOR", OutputFolder: "DIR"}
-# Types of values by the types of the field.
-_TYPES: dict[tuple[Any, ...], click.ParamType[Any]] = {
+# Types of values by all types of the field, or by one of them.
+_TYPES: dict[Any, click.ParamType[Any]] = {
     (tuple[int, ...],): NumberList(),
     (int, tuple[int, ...]): InstanceRange(),
-    (str, Rate): QuantityType("rate", Rate),
-    (str, Duration): QuantityType("time", Duration),
+    Rate: QuantityType("rate", Rate),
+    Duration: QuantityType("time", Duration),
+    Count: QuantityType("number", Count),
 }
 _PATHS: dict[str, click.ParamType[Any]] = {
     "file": click.Path(exists=True, dir_okay=False),
@@ -86,8 +87,8 @@ class Option(cloup.Option):
         """Create an option; `attrs` are those of click, whose defaults are shown."""
         attrs.setdefault("show_default", True)
         for kind, metavar in _METAVARS.items():
-            if isinstance(attrs.get("type"), kind):
-                attrs.setdefault("metavar", metavar)
+            if isinstance(attrs.get("type"), kind) and attrs.get("metavar") is None:
+                attrs["metavar"] = metavar
         super().__init__(*args, group=group, **attrs)
         self.is_common = is_common
         self.row = row
@@ -217,8 +218,6 @@ def _attributes(kind: type, name: str, info: FieldInfo) -> dict[str, Any]:
         "not_with": tuple(map(_as_option, info.not_with)),
         "metavar": info.metavar or ("REGEX" if info.is_regex else None),
     }
-    if attributes["metavar"] is None:
-        del attributes["metavar"]  # `Option` has one for some types
     (default,) = (own.default for own in fields(kind) if own.name == name)
     types = tuple(of for of in field_types(kind, name) if of is not NoneType)
     if types == (bool,):
@@ -238,15 +237,14 @@ def _type(
     """Return the type of the values of an option; None for a text."""
     if texts := literals(kind, name):
         return click.Choice(texts)
-    if types in _TYPES:
-        return _TYPES[types]
+    if own := [_TYPES[of] for of in (types, *types) if of in _TYPES]:
+        return own[0]
     if info.path is not None:
         return _PATHS[info.path]
     if info.limits is None:
         return None
-    if types == (int,):
-        return click.IntRange(int(info.limits.least), int(info.limits.most))
-    return Number(info.limits)
+    is_whole, limits = types == (int,), info.limits
+    return click.IntRange(int(limits.least), int(limits.most)) if is_whole else Number(limits)
 
 
 def _as_option(text: str) -> str:

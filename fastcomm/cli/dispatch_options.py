@@ -35,15 +35,12 @@ def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
 
     `defaults` adds the default of each to its help text.
     """
+    dtype = option_of(WorkloadOptions, "dtype")
+    if not defaults:
+        return (*options_of(WorkloadOptions, *_SHAPE), dtype)
     recipe, infos = Recipe(), field_infos(WorkloadOptions)
-    texts = {
-        name: f"{infos[name].text} Default: {getattr(recipe, name)}."
-        if defaults
-        else infos[name].text
-        for name in _SHAPE
-    }
-    whole = [option_of(WorkloadOptions, name, help=text) for name, text in texts.items()]
-    return (*whole, option_of(WorkloadOptions, "dtype"))
+    texts = {name: f"{infos[name].text} Default: {getattr(recipe, name)}." for name in _SHAPE}
+    return (*(option_of(WorkloadOptions, name, help=texts[name]) for name in _SHAPE), dtype)
 
 
 def schedules_option(default: str) -> Callable[[F], F]:

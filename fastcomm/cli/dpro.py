@@ -127,7 +127,7 @@ _REPLAY = [
         *("repeat", "unlimited_updates", "compat", "host_clocks", "nccl_algorithm"),
         *("clip_updates", "barrier", "daydream", "hosts", "fuse", "tensors"),
     ),
-    workers_option("threads", not_with=(), needs=("--bottleneck",)),
+    workers_option("threads", needs=("--bottleneck",)),
 ]
 
 

@@ -187,14 +187,14 @@ def search_plans(options: SearchOptions) -> PlanSearch:
     batch = _sequences(options, seq_len)
     model = load_model(str(options.model))
     if options.vocab is not None:
-        model = replace(model, vocab=parse_quantity(options.vocab, "vocabulary"))
+        model = replace(model, vocab=int(options.vocab))
     job = Plan.on(
         cluster,
         model=model,
         gpus=parse_quantity(str(options.world_size), "world size", RANKS.most),
         global_batch=batch,
         seq_len=seq_len,
-        memory=memory_limit(options.memory) or _USABLE * cluster.memory,
+        memory=memory_limit(options) or _USABLE * cluster.memory,
         trainer=trainer,
         precision=_precision(options.precision, gpu(cluster.gpu)),
     )

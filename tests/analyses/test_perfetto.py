@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import job_traces
+from builders.opened import read_here
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,6 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 from fastcomm.analyses.perfetto import convert
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.executors import Local
 from fastcomm.synthetic import Job, write
 from fastcomm.trace import chrome_trace, timelines
 from fastcomm.trace.perfetto_trace import PerfettoTimeline
@@ -111,7 +111,7 @@ def in_memory(job, ahead, ranks=None):
         )
         for rank in ranks or range(job.ranks)
     )
-    return RunTraces(sources=sources, world_size=job.ranks)
+    return read_here(RunTraces(sources=sources, world_size=job.ranks))
 
 
 def made(job, rank, ahead, _content):
@@ -127,7 +127,7 @@ def events_of(path):
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
     target = tmp_path_factory.mktemp("perfetto") / "run.json.gz"
-    return convert(in_memory(JOB, AHEAD), target, Local()), events_of(target)
+    return convert(in_memory(JOB, AHEAD), target), events_of(target)
 
 
 def slices(events):
@@ -169,7 +169,7 @@ def perfetto_of(path):
 @pytest.fixture(scope="module")
 def packets_file(tmp_path_factory):
     target = tmp_path_factory.mktemp("perfetto") / "run.pftrace.gz"
-    return convert(in_memory(JOB, AHEAD), target, Local()), target
+    return convert(in_memory(JOB, AHEAD), target), target
 
 
 def row_of(one, thread, start, length):
@@ -252,7 +252,7 @@ def test_packets_have_real_time_and_processes_in_order(packets_file):
 def test_packets_take_a_third_of_the_text(tmp_path):
     sizes = {}
     for name in ("run.json", "run.pftrace"):
-        convert(in_memory(JOB, AHEAD), tmp_path / name, Local())
+        convert(in_memory(JOB, AHEAD), tmp_path / name)
         sizes[name] = (tmp_path / name).stat().st_size
     assert sizes["run.pftrace"] <= sizes["run.json"] / 3
 
@@ -402,7 +402,7 @@ def test_chosen_steps_are_a_part_of_all(converted, tmp_path):
     _, whole = converted
     number = made_trace(JOB, 0).iterations["number"][1].as_py()
     target = tmp_path / "one.json"
-    written = convert(in_memory(JOB, AHEAD), target, Local(), steps=(number,))
+    written = convert(in_memory(JOB, AHEAD), target, steps=(number,))
     events = events_of(target)
     steps = [one for one in slices(events) if one["cat"] == "step"]
     assert {one["name"] for one in steps} == {f"step {number}"}
@@ -417,7 +417,7 @@ def test_chosen_steps_are_a_part_of_all(converted, tmp_path):
 def test_a_rank_whose_clock_is_apart_is_drawn_without_waits(tmp_path):
     traces = in_memory(JOB, {2: 10**15}, ranks=(0, 2))
     target = tmp_path / "apart.json"
-    written = convert(traces, target, Local())
+    written = convert(traces, target)
     events = events_of(target)
     names = [one["args"]["name"] for one in events if one["name"] == "process_name"]
     if any("clocks of rank" in text for text in written.warnings):
@@ -430,7 +430,7 @@ def test_a_rank_whose_clock_is_apart_is_drawn_without_waits(tmp_path):
 
 def test_a_step_that_no_rank_has_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no step 99; the run has"):
-        convert(in_memory(JOB, {}), tmp_path / "run.json", Local(), steps=(99,))
+        convert(in_memory(JOB, {}), tmp_path / "run.json", steps=(99,))
     assert not list(tmp_path.iterdir())
 
 
@@ -487,4 +487,4 @@ def test_a_trace_without_times_is_refused(tmp_path):
 
     source = Source(rank=0, path=Path("0.json"), size=1, reader=untimed)
     with pytest.raises(FastcommError, match="no rank has a step"):
-        convert(RunTraces(sources=(source,), world_size=1), tmp_path / "run.json", Local())
+        convert(read_here(RunTraces(sources=(source,), world_size=1)), tmp_path / "run.json")

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from fastcomm.analyses.workers import executor_of
-from fastcomm.executors import Executor
+from fastcomm.executors import Executor, Local
 from fastcomm.executors.opened import OpenedRun
 from fastcomm.readers import runs
 from fastcomm.readers.config import Config
+from fastcomm.trace.run import RunTraces
 
 
 def open_run(
@@ -14,3 +15,8 @@ def open_run(
 ) -> OpenedRun:
     """Return the run at paths, whose ranks processes or an executor read."""
     return OpenedRun.of(runs.open_run(*paths, config=config), executor_of(workers))
+
+
+def read_here(traces: RunTraces) -> OpenedRun:
+    """Return a run whose ranks this process reads."""
+    return OpenedRun.of(traces, Local())

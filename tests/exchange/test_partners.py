@@ -3,10 +3,8 @@
 from operator import attrgetter
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from builders import kineto_text as k
-from builders.fault_tools import agree
 from builders.nsys_report import SMALL
 from builders.opened import open_run
 from hypothesis import given
@@ -14,9 +12,8 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.store import file_name
 from fastcomm.synthetic import NsysVariant, play, write, write_nsys
-from fastcomm.trace.schema import NARROW, OF_ONE, OPS, PARTNERS
+from fastcomm.trace.schema import NARROW, OPS, PARTNERS
 from fastcomm.trace.trace import only_message
 
 GROUP = {"Process_Group_Name": "3", "Process_Group_Ranks": "[4, 6, 9]", "Group_size": 3}
@@ -153,41 +150,16 @@ def store(tmp_path):
     return source, tmp_path / "store"
 
 
-def without(path, names):
-    """A rank's file as it was written before there were these columns."""
-    with pq.ParquetFile(path) as file:
-        groups = [file.read_row_group(n) for n in range(file.num_row_groups)]
-        about = file.metadata.metadata
-    with pq.ParquetWriter(path, groups[0].drop_columns(names).schema) as writer:
-        for group in groups:
-            writer.write_table(group.drop_columns(names))
-        writer.add_key_value_metadata(about)
-    agree(path.parent)
-
-
-def test_a_store_keeps_partners_and_an_old_store_opens_without(store):
+def test_a_store_keeps_partners(store):
     source, stored = store
     wanted = open_run(source).read(0, "all").comm
     assert open_run(stored).read(0, "all").comm.equals(wanted)
-    names = [*PARTNERS, *OF_ONE]
-    without(stored / file_name(0), names)
-    before = open_run(stored).read(0, "all").comm
-    assert before.drop_columns(names).equals(wanted.drop_columns(names))
-    assert all(before[name].null_count == before.num_rows for name in names)
-
-
-def test_the_one_message_of_an_event_follows_where_the_store_does_not_say_it(store):
-    source, stored = store
-    wanted = open_run(source).read(0, "all").comm
     event = open_run(stored).sources[0].read("metrics").comm["event"]
     schema = NARROW["comm"]
     place = schema.get_field_index("event")
     narrow = wanted.select(schema.names).set_column(place, schema.field(place), event)
     assert narrow["peer"].null_count < narrow.num_rows
     assert open_run(stored).sources[0].read("metrics").comm.equals(narrow)
-    without(stored / file_name(0), OF_ONE)
-    assert open_run(stored).sources[0].read("metrics").comm.equals(narrow)
-    assert open_run(stored).read(0, "all").comm.equals(wanted)
 
 
 @given(st.lists(st.tuples(*[st.none() | st.lists(st.integers(0, 9), max_size=3)] * 2)))

@@ -26,10 +26,7 @@ from fastcomm.compat.hta import get_idle_time_breakdown
 from fastcomm.idle.causes import BY_CAUSE, CAUSES, GARBAGE, LOADING
 from fastcomm.idle.intervals import idle_times
 from fastcomm.metrics import Partial
-from fastcomm.metrics.computation import compute
 from fastcomm.options import MetricsOptions
-from fastcomm.trace.schema import NARROW
-from fastcomm.trace.trace import Trace
 
 HTA = path_of("critical_path/hta_metrics.json")
 
@@ -233,21 +230,6 @@ def test_metrics_of_a_store_have_the_same_causes(steps, tmp_path):
     )
     assert stored.to_dict() == found.to_dict()
     assert stored.tables["idle_evidence"].equals(found.tables["idle_evidence"])
-
-
-def test_causes_are_unknown_in_a_store_without_them(tmp_path):
-    path = k.write(tmp_path / "rank0.json", faulty("data_loading")[0])
-    trace = open_run(path).read(0)
-    narrow = Trace.narrow(
-        events=trace.events.select(["start", "stop", "kind"]),
-        comm=trace.comm.select(NARROW["comm"].names),
-        groups=trace.groups,
-        iterations=trace.iterations,
-        meta=trace.meta,
-    )
-    metrics = compute(Partial.of(narrow), byte_kind="payload", link=None)
-    assert set(metrics.idle.values()) == {None}
-    assert any("ingest the traces again" in warning for warning in metrics.warnings)
 
 
 @pytest.mark.parametrize(

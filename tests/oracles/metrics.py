@@ -158,10 +158,8 @@ def outside(traces, clock):
     for trace in traces:
         steps = [(step["start"], step["stop"]) for step in windows_of(trace, clock)]
         steps = [
-            (start, min(stop, following))
-            for (start, stop), following in zip(
-                steps, [*(start for start, _ in steps[1:]), float("inf")], strict=True
-            )
+            (start, min([stop, *(following for following, _ in steps[number + 1 :][:1])]))
+            for number, (start, stop) in enumerate(steps)
         ]
         for start, stop, _ in device_events(trace):
             inside = sum(max(min(stop, b) - max(start, a), 0) for a, b in steps)

@@ -1,6 +1,7 @@
 """Test the configuration file: reading, errors and precedence."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -95,9 +96,8 @@ def test_an_empty_file_sets_nothing(written):
 
 
 def test_the_grid_is_made_once_the_world_is_known(written):
-    rules = read(
-        written("[parallel]\ntp = 2\nframework = 'megatron-tp-pp-dp'\npp = 2")
-    ).tag_rules(16, guess=True)
+    config = read(written("[parallel]\ntp = 2\nframework = 'megatron-tp-pp-dp'\npp = 2"))
+    rules = replace(config, guess_tags=True).tag_rules(16)
     assert rules.guess
     assert rules.grid is not None
     assert (rules.grid.dp, rules.grid.order) == (4, "tp-cp-ep-pp-dp")

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from builders.inspector_logs import NOW, PAIR, WORLD, job, record, write
+from builders.opened import read_here
 from builders.shared_data import shared
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ def only_trace(path):
 def metrics(folder, **words):
     every = found(folder)
     run = RunTraces(sources=every.sources, world_size=every.world_size, warnings=every.warnings)
-    return compute_metrics(run, MetricsOptions(**words))
+    return compute_metrics(read_here(run), MetricsOptions(**words))
 
 
 OPERATION = st.tuples(
@@ -103,7 +104,7 @@ def test_without_a_global_communicator_files_are_ranked_by_order(tmp_path):
     assert [source.rank for source in every.sources] == [0, 1]
     assert every.world_size is None
     assert "in the order of the files" in every.warnings[0]
-    told = found(tmp_path, config=Config(ranks={"h-pid7.log": 4, "h-pid8.log": 2}))
+    told = found(tmp_path, ranks={"h-pid7.log": 4, "h-pid8.log": 2})
     assert [source.rank for source in told.sources] == [2, 4]
     assert told.warnings == ()
 
@@ -307,7 +308,7 @@ def test_only_logs_of_the_inspector_are_claimed(tmp_path):
 def test_tags_follow_the_configuration(tmp_path):
     from fastcomm.readers.config import Parallel
 
-    every = found(job(tmp_path), config=Config(parallel=Parallel(tp=2, dp=2)))
+    every = found(job(tmp_path), parallel=Parallel(tp=2, dp=2))
     groups = every.sources[0].read().groups.to_pylist()
     assert TAGS[groups[1]["tag"]] == "DP"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders.opened import open_run
+from builders.opened import open_run, read_here
 from builders.operation_tables import MAPPING, table, write
 from builders.shared_data import path_of, shared
 
@@ -30,7 +30,8 @@ def found(path, mapping=MAPPING, **changes):
 
 
 def metrics(every):
-    return compute_metrics(RunTraces(sources=every.sources, world_size=every.world_size))
+    traces = RunTraces(sources=every.sources, world_size=every.world_size)
+    return compute_metrics(read_here(traces))
 
 
 @pytest.mark.parametrize(

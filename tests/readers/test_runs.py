@@ -5,10 +5,11 @@ import json
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
-from builders.opened import open_run
+from builders.opened import open_run, read_here
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.readers import runs
 from fastcomm.readers.config import Config, Parallel
 
 STEP = [k.mark("ProfilerStep#0", 0, 100), k.all_reduce(10, 5)]
@@ -132,7 +133,7 @@ def test_a_workload_card_lays_out_the_ranks(tmp_path):
     )
     found = compute_metrics(open_run(folder))
     assert set(found.volume) == {"TP"}
-    without = compute_metrics(open_run(folder, use_card=False))
+    without = compute_metrics(read_here(runs.open_run(folder, use_card=False)))
     assert set(without.volume) == {"OTHER"}
 
 

@@ -17,6 +17,8 @@ from fastcomm.report import html as pages
 from fastcomm.report.html.charts import BarChart, HeatChart, Part, linear, tick
 from fastcomm.report.html.document import json_text
 from fastcomm.report.html.draw import draw
+from fastcomm.report.html.svg import style_of_looks
+from fastcomm.trace.parallelisms import TAGS
 
 
 def test_embedded_json_cannot_end_its_script():
@@ -72,13 +74,15 @@ def test_numbers_are_formatted_for_readers():
     assert pages.fact("ranks", None, pages.whole, why="nobody said").text == "n/a"
 
 
-@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
-def test_labels_in_marks_have_enough_contrast(mode):
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_labels_in_marks_have_enough_contrast(theme):
     style = (Path(pages.__file__).parent / "templates" / "style.css").read_text()
-    light, dark = re.findall(r":root[^{]*\{(.*?)\n *\}", style, re.S)[:2]
-    names = dict(re.findall(r"--([\w-]+): (#\w+)", (light, dark)[mode]))
+    blocks = re.findall(r":root([^{]*)\{(.*?)\}", style + style_of_looks(), re.S)
+    text = " ".join(block for rule, block in blocks if ("paper" in rule) == (theme == "dark"))
+    names = dict(re.findall(r"--([\w-]+): (#\w+)", text))
     looks = [name.removeprefix("on-") for name in names if name.startswith("on-")]
     assert len(looks) > 8
+    assert set(TAGS) < set(looks)
     for look in looks:
         assert contrast(names[f"on-{look}"], names[f"c-{look}"]) >= 4.5, look
     for name in ("ink", "muted", "accent"):

@@ -36,7 +36,8 @@ def found(run):
 
 
 def test_a_finding_has_the_time_that_its_fix_saves(run, found):
-    answers = results_for_page(run, found, ReportOptions(no_timeline=True)).answers
+    results = results_for_page(run, ReportOptions(link_bandwidth="50GB/s", no_timeline=True))
+    answers = results.answers
     (shown, *_) = causes.findings(Suggestions(metrics=found, arguments=["x"]), None, answers)
     assert answers[0].edit.text == "heal rank:5"
     text = pages.plain(shown.answer)
@@ -44,8 +45,9 @@ def test_a_finding_has_the_time_that_its_fix_saves(run, found):
     assert pages.ns(answers[0].saved_ns) in text
     assert answers[0].saved_ns == pytest.approx(found.findings[0].cost_ns, rel=0.2)
     without = ReportOptions(no_timeline=True, no_path=True)
-    assert results_for_page(run, found, without) == PageResults(
-        metrics=found, answers=(None,) * len(found.findings)
+    results = results_for_page(run, without)
+    assert results == PageResults(
+        metrics=results.metrics, answers=(None,) * len(results.metrics.findings)
     )
 
 

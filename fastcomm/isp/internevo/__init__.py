@@ -193,14 +193,15 @@ def batch(options: SearchOptions) -> MicroBatchRule:
 
     """
     _refuse_range(options.global_batch)
-    total, least, most, bsz, num = (
-        None if value is None else parse_quantity(value, option)
-        for option, value in (
-            ("global batch", options.global_batch),
-            ("global batch min", options.global_batch_min),
-            ("global batch max", options.global_batch_max),
-            ("micro bsz", options.micro_bsz),
-            ("micro num", options.micro_num),
+    tokens = options.global_batch
+    total = None if tokens is None else parse_quantity(tokens, "global batch")
+    least, most, bsz, num = (
+        None if value is None else int(value)
+        for value in (
+            options.global_batch_min,
+            options.global_batch_max,
+            options.micro_bsz,
+            options.micro_num,
         )
     )
     if total is None and least is None and most is None:
@@ -230,11 +231,15 @@ def _refuse_range(text: str | float | None) -> None:
 _LEAST_MEMORY = 1 << 20  # bytes; a smaller number lacks its unit
 
 
-def memory_limit(text: str | float | None) -> int | None:
+def memory_limit(options: SearchOptions) -> int | None:
     """Return the memory of a GPU in bytes. Raises `ConfigError` for a number without unit."""
-    size = None if text is None else parse_quantity(text, "memory")
-    if size is not None and size < _LEAST_MEMORY:
-        raise ConfigError(f"invalid memory {text!r}: {size} bytes; add a unit, as in 70GiB")
+    if options.memory is None:
+        return None
+    size = int(options.memory)
+    if size < _LEAST_MEMORY:
+        raise ConfigError(
+            f"invalid memory {options.memory!r}: {size} bytes; add a unit, as in 70GiB"
+        )
     return size
 
 
@@ -275,7 +280,7 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
         world_sizes=world_sizes(world_size),
         seq_len=seq_len or lengths[0],
         batch=batch(options),
-        memory=memory_limit(options.memory),
+        memory=memory_limit(options),
         algos=("isp",) if ulysses else algos,
         pp=numbers(options.pp_sizes, "pp"),
         sp=numbers(options.sp_sizes, "sp"),
@@ -336,7 +341,7 @@ def _model(name: str | float | Path, options: SearchOptions) -> Model:
     """Return a model; raise `ConfigError` if options on experts are given, and it has none."""
     model = load(str(name))
     if options.vocab:
-        model = replace(model, vocab=parse_quantity(options.vocab, "vocabulary"))
+        model = replace(model, vocab=int(options.vocab))
     names = ("imbalance", "dispatch", "overlap_experts")
     own = [f"--{n.replace('_', '-')}" for n in non_default(options) if n in names]
     if own and not model.experts:

@@ -17,7 +17,6 @@ from fastcomm.cli import main
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.synthetic import Job, NsysVariant, Variant, write, write_nsys
-from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES
 from fastcomm.trace.tags import TagRule
@@ -39,7 +38,7 @@ def grid(job):
 
 
 def opened(path, job=SMALL, clock="auto"):
-    options = replace(grid(job), iterations=IterationRule(clock=clock))
+    options = replace(grid(job), clock=clock)
     run = open_run(path, config=options)
     return run.only(SOME) if job is SMALL else run
 
