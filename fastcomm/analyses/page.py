@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from fastcomm.analyses import preparation
 from fastcomm.analyses.critical_path import critical_path, through_ranks
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.analyses.timeline import Timeline, find_timeline
@@ -75,6 +76,7 @@ def _path(run: OpenedRun, rank: int) -> CriticalPath | str:
     If there is none, return the reason.
     """
     run = replace(run, executor=Local(), show_progress=unseen, keep_going=False)
+    run.compile(preparation.compile_critical_path)
     size = sum(source.size for source in run.sources)
     if 1 < len(run.ranks) <= _MOST_RANKS and size <= _MOST_BYTES:
         with suppress(FastcommError):
