@@ -166,12 +166,6 @@ def regex(name: str, text: str) -> re.Pattern[str]:
         ) from error
 
 
-def check_numbers(name: str, numbers: Iterable[int] | None) -> None:
-    """Raise `ConfigError` for a number of a step or a rank that is out of range."""
-    for number in numbers or ():
-        WHOLE.check(number, name)
-
-
 def _shown(value: Any) -> str:
     return repr(shortened(value)) if isinstance(value, str) else shortened(value)
 

@@ -205,10 +205,14 @@ def _holds(options: Any, text: str) -> bool:
     return str(getattr(options, name)) == value if value else _is_set(options, name)
 
 
+def is_set(value: Any, default: Any) -> bool:
+    """Whether the value of an option says more than its default, or than none."""
+    return not (value is None or value is False or value in ((), default))
+
+
 def _is_set(options: Any, name: str) -> bool:
     """Whether an option differs from its default."""
-    value, default = getattr(options, name), options.__dataclass_fields__[name].default
-    return not (value is None or value is False or value in ((), default))
+    return is_set(getattr(options, name), options.__dataclass_fields__[name].default)
 
 
 def field_types(kind: Any, name: str) -> tuple[Any, ...]:

@@ -37,7 +37,14 @@ from fastcomm.cli.parameter_types import (
     QuantityType,
     long_name,
 )
-from fastcomm.option_fields import OUTPUT, FieldInfo, field_infos, field_types, literals
+from fastcomm.option_fields import (
+    OUTPUT,
+    FieldInfo,
+    field_infos,
+    field_types,
+    is_set,
+    literals,
+)
 from fastcomm.units import Count, Duration, Rate
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -135,8 +142,7 @@ def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
     """Whether the value of an option differs from its default."""
     if param.name not in ctx.params:  # a flag that acts by itself has no value
         return ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
-    value = ctx.params[param.name]
-    return not (value is None or value is False or value in ((), param.default))
+    return is_set(ctx.params[param.name], param.default)
 
 
 def _holds(ctx: click.Context, text: str) -> bool:

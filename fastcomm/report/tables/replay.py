@@ -20,7 +20,6 @@ def ranks(session: Session) -> ResultTable:
     )
 
 
-_UNMEASURED = "the rank was not measured"
 _RANKS = (
     TableColumn("rank", 0),
     TableColumn("replayed", 1, "ns", "replay.step_ns"),
