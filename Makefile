@@ -7,12 +7,12 @@ BIN := .venv/bin
 # A file at a time on every core.
 TESTS = $(BIN)/python -m pytest --numprocesses=logical --dist=loadfile --durations=10
 # Tests that reach kernels directly: as plain Python, which coverage sees, they run every line of every kernel.
-KERNELS := $(addprefix tests/,fastcomm_kernels exchange/test_matching.py \
-	exchange/test_messages.py test_interval_sets.py trace/test_groups.py \
-	trace/test_numbering.py readers/kineto/test_chrome.py readers/kineto/test_chrome_cut.py \
-	readers/kineto/test_chrome_faults.py readers/perfetto/test_packets.py metrics/test_across.py kernels/test_statistics.py \
-	$(addprefix critical_path/test_,corrected.py hta.py joined.py overlay.py windows.py) \
-	$(addprefix replay/test_,network.py references.py replay.py) readers/dpro/test_statistics.py \
+KERNELS := $(addprefix tests/,fastcomm_kernels ranks/test_matching.py \
+	ranks/test_messages.py test_interval_sets.py trace/test_groups.py \
+	trace/test_numbering.py formats/kineto/test_chrome.py formats/kineto/test_chrome_cut.py \
+	formats/kineto/test_chrome_faults.py formats/perfetto/test_packets.py metrics/test_across.py device_work/test_statistics.py \
+	compat/test_hta.py $(addprefix critical_path/test_,corrected.py joined.py overlay.py windows.py) \
+	$(addprefix replay/test_,network.py references.py replay.py) formats/dpro/test_statistics.py \
 	stragglers/test_stragglers.py)
 # The options of pyproject.toml leave benchmarks out of the tests.
 BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers \
@@ -26,10 +26,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 FUZZ_SECONDS ?= 60
 # Tests that together use every dependency, and what they need besides.
-LEAST := $(addprefix tests/,metrics/test_metrics.py readers/kineto/test_kineto.py readers/nsys/test_parts.py \
-	store/test_store.py readers/test_remote.py report/test_html.py critical_path/test_cli.py \
-	replay/test_replay.py isp/test_isp.py dispatch/test_dispatch.py report/test_workbook.py \
-	analyses/test_chakra.py analyses/test_compare.py)
+LEAST := $(addprefix tests/,metrics/test_metrics.py formats/kineto/test_kineto.py formats/nsys/test_parts.py \
+	formats/store/test_store.py formats/test_remote.py report/test_page.py critical_path/test_cli.py \
+	replay/test_replay.py isp/test_isp.py dispatch/test_dispatch.py show/test_workbook.py \
+	convert/test_chakra.py comparison/test_compare.py)
 WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.135' 'pytest-benchmark>=5' 'jsonschema>=4.20' 'openpyxl>=3.1'
 
 .DEFAULT_GOAL := help

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
-from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.analyses.workers import PRELOAD
-from fastcomm.executors import Local, Task, both
+from fastcomm.executors.executor import PRELOAD, Local, Task, both
 from fastcomm.executors.processes import start_early
-from fastcomm.metrics import Partial, merge
-from fastcomm.readers.runs import open_run
-from fastcomm.synthetic import Job, write
+from fastcomm.formats.runs import open_run
+from fastcomm.ingest.ingest import ingest, plan
+from fastcomm.metrics.partial import Partial, merge
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 ROUNDS = 3
 # Bytes of a rank's JSON, and ranks: small traces spend more of their time in Python.

@@ -15,7 +15,8 @@ import venv
 from pathlib import Path
 from time import perf_counter
 
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 ROUNDS = 3
 HTA = Path(__file__).parents[1] / ".cache" / "hta"

@@ -15,9 +15,9 @@ from time import perf_counter
 from compare_hta import python_with_hta
 
 from fastcomm.compat import hta
-from fastcomm.critical_path.analysis import analyze
+from fastcomm.critical_path.search import analyze
+from fastcomm.formats.runs import open_run
 from fastcomm.options import Window
-from fastcomm.readers.runs import open_run
 
 ROUNDS = 3
 WITH_HTA = """

@@ -29,8 +29,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from timing import scan_of
 
-from fastcomm.readers.stream import blocks, document
-from fastcomm.synthetic import Job, write
+from fastcomm.formats.stream import blocks, document
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 SECOND = os.sysconf("SC_CLK_TCK")
 # Processor time as a multiple of the yardstick's; memory as a multiple of that of FEW ranks.

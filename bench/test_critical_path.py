@@ -9,20 +9,20 @@ import pytest
 from tiled import tiled
 from timing import best, printed
 
-from fastcomm.compat import hta_events, hta_graph
-from fastcomm.critical_path import corrected
-from fastcomm.critical_path.analysis import analyze, joined
+from fastcomm.compat import hta_graph
+from fastcomm.critical_path import rules
 from fastcomm.critical_path.overlay import Drawing, redrawn
+from fastcomm.critical_path.search import analyze, joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import TimeRange
-from fastcomm.graph import longest_path
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
+from fastcomm.formats.runs import open_run
 from fastcomm.graph.edits import plan
+from fastcomm.graph.graph import longest_path
 from fastcomm.options import EditOptions, Window
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
-from fastcomm.readers.runs import open_run
-from fastcomm.synthetic import Job
-from fastcomm.synthetic import write as write_job
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write as write_job
 from fastcomm_kernels import graph as graphs
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
@@ -72,7 +72,7 @@ def repeated(path):
 
 
 def bound(trace):
-    built = corrected.build(trace, WHOLE)
+    built = rules.build(trace, WHOLE)
     graph = built.graph
     return graph, graphs.binding(
         len(graph.event) - 1, graph.incoming[0], graph.source, graph.time, built.on_device
@@ -98,8 +98,8 @@ def test_the_corrected_path(quotient, path, large):
 
 
 def test_the_path_of_hta(quotient, path, large):
-    linked = hta_events.linked(large, keep_last=True)
-    clipped = hta_events.clip(linked, "", 0)
+    linked = hta_graph.linked(large, keep_last=True)
+    clipped = hta_graph.clip(linked, "", 0)
 
     def ours():
         graph = hta_graph.build(clipped)

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from fastcomm.dispatch import Recipe, fast
-from fastcomm.dispatch.fast import assigned_stages, pad
+from fastcomm.dispatch import schedules
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.sampler import alias_table, folded_zipf
+from fastcomm.dispatch.schedules import assigned_stages, pad
 from fastcomm.dispatch.simulation import simulate
 from fastcomm.dispatch.workload import Workload
-from fastcomm.hardware import Cost
+from fastcomm.hardware.clusters import Cost
 from fastcomm_kernels import dispatch
 
 TOKENS = 1 << 18
@@ -109,7 +110,7 @@ def test_the_schedule_of_fast(bar, name, nodes):
     few = pad(servers[:8, :8])
     bar(
         name,
-        lambda: fast.schedule(demand, 8, inter, intra),
+        lambda: schedules.schedule(demand, 8, inter, intra),
         lambda: assigned_stages(few),
         count=1,
         yardstick_count=1,

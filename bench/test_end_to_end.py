@@ -9,7 +9,8 @@ from time import perf_counter
 import pytest
 from timing import best_of_processes, of_process, printed
 
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 MB = 1_000_000
 ROUNDS = 3
@@ -18,10 +19,11 @@ COMMAND = [sys.executable, "-m", "fastcomm", "metrics", "--json"]
 MEASURED = """
 import sys
 from time import process_time
-import pyarrow.compute, fastcomm.cli.metrics, fastcomm.cli.runs, fastcomm.analyses.measure
-import fastcomm.analyses.preparation, fastcomm.readers.runs, fastcomm.report.console
+import pyarrow.compute, fastcomm.metrics.command, fastcomm.cli.runs
+import fastcomm.metrics.computation, fastcomm.preparation, fastcomm.formats.runs
+import fastcomm.show.console
 begun = process_time()
-fastcomm.cli.metrics.run([sys.argv[1], "--json"], standalone_mode=False)
+fastcomm.metrics.command.run([sys.argv[1], "--json"], standalone_mode=False)
 print(process_time() - begun)
 """
 

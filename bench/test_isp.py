@@ -8,16 +8,16 @@ import pyarrow as pa
 from timing import best_of_processes
 
 from fastcomm.compat import isp as original
-from fastcomm.compat.isp_space import OriginalRules
-from fastcomm.hardware import load
-from fastcomm.isp import plan_cost, plan_step
-from fastcomm.isp.internevo import MicroBatchRule, Question
-from fastcomm.isp.internevo.result import Records
-from fastcomm.isp.internevo.search import search
-from fastcomm.isp.plan import Plan
-from fastcomm.isp.plan_search import candidates, rank
-from fastcomm.isp.presets import internlm
-from fastcomm.isp.presets import load as model
+from fastcomm.compat.isp import OriginalRules
+from fastcomm.hardware.clusters import load
+from fastcomm.isp.question import MicroBatchRule, Question
+from fastcomm.isp.result import Records
+from fastcomm.isp.search import search
+from fastcomm.models import internlm
+from fastcomm.models import load as model
+from fastcomm.planning import price
+from fastcomm.planning.job import Plan
+from fastcomm.planning.search import candidates, rank
 
 A800 = load("a800")
 SCALAR = 400
@@ -111,8 +111,8 @@ JOB = Plan(
 
 def forget():
     """Empty what strategies share: layers, kernels and collectives."""
-    tables = (plan_cost._matmul, plan_cost._flash, plan_cost._grouped, plan_cost._inside)
-    for table in (*tables, plan_step._whole_stack):
+    tables = (price._matmul, price._flash, price._grouped, price._inside)
+    for table in (*tables, price._whole_stack):
         table.cache_clear()
 
 
@@ -122,12 +122,12 @@ def test_trainer_space(bar):
 
     def searched():
         forget()
-        return rank(JOB, {}, plan_cost.Constants())
+        return rank(JOB, {}, price.Constants())
 
     def one_by_one():
         for plan in some:
             forget()
-            plan_step.price_plan(plan, plan_cost.Constants())
+            price.price_plan(plan, price.Constants())
 
     bar(
         "isp_plans",

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from timing import best, scan_of
 
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
-from fastcomm.readers.stream import blocks, document
-from fastcomm.synthetic import Job, write
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
+from fastcomm.formats.stream import blocks, document
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
 ROUNDS = 15

@@ -3,7 +3,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.kernels import duration_statistics
+from fastcomm.device_work.names import duration_statistics
 
 N = 2_000_000
 NAMES = 400

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fastcomm.exchange.matching import CollectiveCalls, Messages, match, match_messages
+from fastcomm.ranks.matching import CollectiveCalls, Messages, match, match_messages
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL
 

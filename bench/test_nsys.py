@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from builders.big_nsys_report import write_nsys_big
 
-from fastcomm.readers.nsys import schema
-from fastcomm.readers.nsys.export import Export
-from fastcomm.readers.runs import open_run
+from fastcomm.formats.nsys import schema
+from fastcomm.formats.nsys.export import Export
+from fastcomm.formats.runs import open_run
 
 KERNELS, FEWER, OF_RANK = 500_000, 50_000, 150_000
 COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "demangledName")

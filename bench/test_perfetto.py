@@ -7,10 +7,11 @@ import pytest
 from builders.perfetto_trace import Writer
 from timing import best
 
-from fastcomm.readers.kineto import categories
-from fastcomm.readers.kineto.categories import METRICS
-from fastcomm.readers.perfetto import reader
-from fastcomm.synthetic import Job, write
+from fastcomm.formats.kineto import categories
+from fastcomm.formats.kineto.categories import METRICS
+from fastcomm.formats.perfetto import reader
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 ROUNDS = 9
 STAGES = {"kernel": 1, "gpu_memcpy": 2, "gpu_memset": 3, "gpu_user_annotation": 4}

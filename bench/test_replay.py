@@ -5,11 +5,12 @@ import heapq
 import numpy as np
 import orjson
 
-from fastcomm.readers.dpro import json_files
-from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.stragglers import SubsetScenario, operations, rank_scenarios
+from fastcomm.formats.dpro import uniform
+from fastcomm.formats.dpro.statistics import statistics
+from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
-from fastcomm.synthetic import TableJob, write_table
+from fastcomm.stragglers.result import SubsetScenario, rank_scenarios
+from fastcomm.synthetic.job import TableJob, write_table
 from fastcomm_kernels import grouping, replay
 
 EVENTS = 1_000_000
@@ -69,7 +70,7 @@ def test_statistics_of_a_file(bar, tmp_path):
     path.write_bytes(text)
     bar(
         "statistics_of_a_file",
-        lambda: statistics(json_files.scan(path)),
+        lambda: statistics(uniform.scan(path)),
         lambda: orjson.loads(text),
         count=FILE_EVENTS,
     )

@@ -6,12 +6,13 @@ import pyarrow as pa
 import pytest
 from timing import best
 
-from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.metrics import Partial
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
-from fastcomm.store import rank_file
-from fastcomm.synthetic import Job, write
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader as kineto_reader
+from fastcomm.formats.store import reader as store_reader
+from fastcomm.ingest.ingest import ingest, plan
+from fastcomm.metrics.partial import Partial
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 MB = 1_000_000
 EVENTS = 500_000
@@ -33,7 +34,7 @@ def metrics(read, path):
 
 
 # Of a store, as `fastcomm metrics` reads it.
-reopened = partial(rank_file.read, column_set="metrics")
+reopened = partial(store_reader.read, column_set="metrics")
 
 
 def test_reopening(rank, bar):
@@ -42,7 +43,7 @@ def test_reopening(rank, bar):
     bar(
         "reopen",
         partial(metrics, reopened, stored),
-        partial(metrics, reader.read, trace),
+        partial(metrics, kineto_reader.read, trace),
         count=events,
     )
 
@@ -62,8 +63,8 @@ def test_reopening_whole(rank, bar):
     whole = TraceOptions(whole=True)
     bar(
         "reopen_whole",
-        partial(rank_file.read, stored, whole),
-        partial(reader.read, trace, whole),
+        partial(store_reader.read, stored, whole),
+        partial(kineto_reader.read, trace, whole),
         count=events,
         least=3,
     )
@@ -80,7 +81,7 @@ def test_a_rank(quotient, tmp_path):
     (trace,) = write(job, tmp_path / "traces", ranks=[0])
     ingest(plan([trace], tmp_path / "store"))
     stored = partial(metrics, reopened, tmp_path / "store" / "rank-00000.parquet")
-    runs = stored, partial(metrics, reader.read, trace)
+    runs = stored, partial(metrics, kineto_reader.read, trace)
     for run in runs:
         run()
     quotient("store_rank", lambda: best(*runs, rounds=ROUNDS))

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from fastcomm.trace.chrome_trace import ChromeTimeline
 from fastcomm.trace.perfetto_trace import PerfettoTimeline
-from fastcomm.trace.timelines import Slices
+from fastcomm.trace.timelines import ChromeTimeline, Slices
 
 SLICES = 100_000
 HEADS = 200

@@ -8,8 +8,8 @@ from time import process_time
 
 import numpy as np
 
-from fastcomm.readers.kineto import envelope
-from fastcomm.readers.kineto.categories import METRICS
+from fastcomm.formats.kineto import envelope
+from fastcomm.formats.kineto.categories import METRICS
 from fastcomm_kernels import json_scan, string_tables
 from fastcomm_kernels._llvm import PADDING
 

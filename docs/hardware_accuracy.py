@@ -23,7 +23,7 @@ from scipy import sparse
 from scipy.optimize import nnls
 from scipy.sparse.linalg import spsolve
 
-from fastcomm.hardware.gpu import GROWTH, Gpu, Surface, corners, gpu, gpus
+from fastcomm.hardware.gpus import GROWTH, Gpu, Surface, corners, gpu, gpus
 
 Floats = NDArray[np.float64]
 PAGE = Path(__file__).with_name("hardware-accuracy.md")

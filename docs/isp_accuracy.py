@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fastcomm.hardware import Cluster, load
-from fastcomm.isp.internevo import MicroBatchRule, Question
-from fastcomm.isp.internevo.block import StrategyGrid
-from fastcomm.isp.internevo.price import evaluate
-from fastcomm.isp.model import Experts, Model
-from fastcomm.isp.presets import PRESETS, internlm
+from fastcomm.hardware.clusters import Cluster, load
+from fastcomm.isp.price import evaluate
+from fastcomm.isp.question import MicroBatchRule, Question
+from fastcomm.isp.space import StrategyGrid
+from fastcomm.models import PRESETS, Experts, Model, internlm
 
 PAGE = Path(__file__).with_name("isp-accuracy.md")
 ANY = MicroBatchRule(least=1, most=1 << 50)

@@ -17,25 +17,23 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
-from fastcomm.hardware.gpu import gpu
-from fastcomm.isp.evaluation import covered
-from fastcomm.isp.model import Model
-from fastcomm.isp.plan import Plan
-from fastcomm.isp.plan_constants import CALIBRATED, Constants
-from fastcomm.isp.plan_step import price_plan
-from fastcomm.isp.presets import load_models
-from fastcomm.isp.run_calibration import held_out_errors
-from fastcomm.isp.runs import (
+from fastcomm.hardware.gpus import gpu
+from fastcomm.models import Model, load_models
+from fastcomm.planning.job import Plan
+from fastcomm.planning.price import CALIBRATED, Constants, price_plan
+from fastcomm.planning.result import covered
+from fastcomm.planning.runs import (
     GroupError,
     RunPrice,
     RunTable,
     TrainingRun,
     errors,
+    held_out_errors,
     is_fp8,
     load_runs,
     price_run,
 )
-from fastcomm.isp.trainers import TRAINERS
+from fastcomm.trainers import TRAINERS
 
 PAGE = Path(__file__).with_name("isp-runs.md")
 EVALUATION = Path(__file__).parents[1] / "fastcomm" / "isp" / "evaluation.py"

@@ -27,8 +27,8 @@ from typing import Any
 import click
 from click.testing import CliRunner
 
-from fastcomm.cli import main
 from fastcomm.cli.commands import HELP_ALL, group_title, meaning
+from fastcomm.cli.main import main
 
 DOCS = Path(__file__).parent
 PAGES = (

@@ -15,18 +15,16 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 
 from builders import html_page
 
-from fastcomm.analyses.critical_path import critical_path
-from fastcomm.analyses.preparation import open_traces
-from fastcomm.analyses.timeline import find_timeline
-from fastcomm.metrics import (
-    Partial,
-    merge,
-)
+from fastcomm.critical_path.analysis import critical_path
 from fastcomm.metrics.computation import compute
+from fastcomm.metrics.partial import Partial, merge
 from fastcomm.options import ReadOptions
-from fastcomm.report import html
-from fastcomm.report.html import run_page
-from fastcomm.synthetic import Job, write
+from fastcomm.preparation import open_traces
+from fastcomm.report import page
+from fastcomm.show import pages
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
+from fastcomm.timeline.timeline import find_timeline
 
 _LINK = 50e9
 _WIDTH = 1240
@@ -55,13 +53,13 @@ def _pages(folder: Path) -> tuple[Path, Path]:
     path = critical_path(run)
     metrics = compute(merge(parts), byte_kind="payload", link=_LINK)
     timeline = find_timeline(run, metrics, critical=path)
-    demo = run_page.run_page(metrics, ["demo"], critical=path, timeline=timeline)
+    demo = page.run_page(metrics, ["demo"], critical=path, timeline=timeline)
     write(Job.of(ranks=8, straggler=None), folder / "even")
     run = open_traces((folder / "even",), ReadOptions())
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     many = compute(html_page.many_ranks(parts, 512), byte_kind="payload", link=_LINK)
-    html.write(demo, folder / "demo.html")
-    html.write(run_page.run_page(many, ["traces/"]), folder / "big.html")
+    pages.write(demo, folder / "demo.html")
+    pages.write(page.run_page(many, ["traces/"]), folder / "big.html")
     return folder / "demo.html", folder / "big.html"
 
 

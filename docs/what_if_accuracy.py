@@ -16,10 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import fastcomm
-from fastcomm.critical_path import CriticalPath
+from fastcomm.critical_path.result import CriticalPath
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 PAGE = Path(__file__).with_name("accuracy.md")
 ERRORS = Path(__file__).parents[1] / "fastcomm" / "graph" / "edit_errors.json"

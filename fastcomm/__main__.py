@@ -17,7 +17,7 @@ def main() -> None:
     drop_working_directory()
     drop_relative_homes()
     leave_out_pandas()
-    from fastcomm.cli import main as command
+    from fastcomm.cli.main import main as command
     from fastcomm.process import SIGNALS, handle
 
     handle()

@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastcomm.analyses.preparation import open_traces
-from fastcomm.analyses.workers import executor_of
 from fastcomm.checks import (
     check_path,
     check_type,
@@ -15,30 +13,30 @@ from fastcomm.checks import (
     plain_number,
     shortened,
 )
+from fastcomm.critical_path.options import PathOptions
+from fastcomm.device_work.options import KernelOptions
 from fastcomm.errors import ConfigError, FastcommError, python_names
+from fastcomm.executors.executor import executor_of
 from fastcomm.files import guarded, note_inputs, refuse_inputs
+from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import build, shows, takes
-from fastcomm.options import (
-    KernelOptions,
-    MetricsOptions,
-    PathOptions,
-    ReadOptions,
-    ReportOptions,
-    RunReplayOptions,
-    StragglerOptions,
-)
+from fastcomm.options import ReadOptions
+from fastcomm.preparation import open_traces
+from fastcomm.replay.options import RunReplayOptions
+from fastcomm.report.options import ReportOptions
+from fastcomm.stragglers.options import StragglerOptions
 from fastcomm.trace.run import named_ranks
 
 if TYPE_CHECKING:
-    from fastcomm.analyses.compare import Comparison
-    from fastcomm.analyses.info import Info
-    from fastcomm.analyses.stragglers import StragglerResult
-    from fastcomm.analyses.two_runs import ComparedRun
-    from fastcomm.critical_path import CriticalPath
-    from fastcomm.executors import Executor
-    from fastcomm.kernels.result import Kernels
+    from fastcomm.comparison.result import Comparison
+    from fastcomm.comparison.two_runs import ComparedRun
+    from fastcomm.critical_path.result import CriticalPath
+    from fastcomm.device_work.result import Kernels
+    from fastcomm.executors.executor import Executor
+    from fastcomm.info.info import Info
     from fastcomm.metrics.result import Metrics
     from fastcomm.replay.result import Session
+    from fastcomm.stragglers.analysis import StragglerResult
     from fastcomm.trace.run import SkippedRank
     from fastcomm.trace.trace import Trace
 
@@ -142,7 +140,7 @@ class Run:
             If a rank cannot be read, which `open` may allow.
 
         """
-        from fastcomm.analyses.info import info
+        from fastcomm.info.info import info
 
         check_type(all_ranks, bool, "info: all_ranks", "True or False")
         return info(self._traces, all_ranks=all_ranks, anew=not self.options.is_plain)
@@ -170,7 +168,7 @@ class Run:
             If a rank cannot be read, which `open` may allow.
 
         """
-        from fastcomm.analyses.measure import compute_metrics
+        from fastcomm.metrics.computation import compute_metrics
 
         return compute_metrics(self._traces, options)
 
@@ -208,7 +206,7 @@ class Run:
             If a rank cannot be read, which `open` may allow.
 
         """
-        from fastcomm.analyses.kernels import sum_kernels
+        from fastcomm.device_work.analysis import sum_kernels
 
         return sum_kernels(self._traces, options)
 
@@ -241,7 +239,7 @@ class Run:
             If no rank has such a step or annotation, or a rank cannot be read.
 
         """
-        from fastcomm.analyses.critical_path import critical_path
+        from fastcomm.critical_path.analysis import critical_path
 
         self._check_step_boundary("critical_path")
         return critical_path(self._traces, options)
@@ -274,7 +272,7 @@ class Run:
             If no rank has such a step or annotation, or a rank cannot be read.
 
         """
-        from fastcomm.analyses.replay import session_of, step_of
+        from fastcomm.replay.analysis import session_of, step_of
 
         self._check_step_boundary("replay")
         return session_of(step_of(self._traces, options), options)
@@ -298,7 +296,7 @@ class Run:
             If the run is no table of operations, or a step is not in it.
 
         """
-        from fastcomm.analyses.stragglers import analyse_stragglers
+        from fastcomm.stragglers.analysis import analyse_stragglers
 
         if len(self.paths) > 1:
             raise ConfigError(
@@ -337,9 +335,9 @@ class Run:
             is a trace of the run.
 
         """
-        from fastcomm.analyses.page import results_for_page
-        from fastcomm.report.commands import reading_arguments
-        from fastcomm.report.html.run_page import write_report
+        from fastcomm.metrics.findings.suggestions import reading_arguments
+        from fastcomm.report.analysis import results_for_page
+        from fastcomm.report.page import write_report
 
         check_path(html, "report: path", 'report("report.html")')
         if not Path(html).name:
@@ -440,7 +438,7 @@ def compare(
         If a rank of a run cannot be read, which `open` may allow.
 
     """
-    from fastcomm.analyses import two_runs
+    from fastcomm.comparison import two_runs
 
     if kernels is not None and not _are_pairs(kernels):
         expected = "pairs, as in [(before.kernels(), after.kernels())]"
@@ -458,7 +456,7 @@ def compare(
 
 def _are_pairs(kernels: object) -> bool:
     """Whether an argument is a list of pairs of `Kernels`."""
-    from fastcomm.kernels.result import Kernels
+    from fastcomm.device_work.result import Kernels
 
     return isinstance(kernels, Sequence) and all(
         isinstance(pair, tuple | list)
@@ -474,9 +472,9 @@ def _compared(
 
     Raises `ConfigError`, which begins with the name of the argument, for what is no run.
     """
-    from fastcomm.analyses.compare import metrics_document
-    from fastcomm.analyses.measure import compute_metrics
-    from fastcomm.analyses.two_runs import ComparedRun
+    from fastcomm.comparison.result import metrics_document
+    from fastcomm.comparison.two_runs import ComparedRun
+    from fastcomm.metrics.computation import compute_metrics
 
     if not isinstance(run, Run):
         return ComparedRun(document=metrics_document(run, name))

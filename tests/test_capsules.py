@@ -3,11 +3,12 @@
 import pyarrow as pa
 import pytest
 
-from fastcomm.critical_path.analysis import analyze, joined
-from fastcomm.isp.internevo.search import SearchSweep, SweepPoint
-from fastcomm.isp.search import search_strategies
-from fastcomm.readers.runs import open_run
-from fastcomm.synthetic import Job, write
+from fastcomm.critical_path.search import analyze, joined
+from fastcomm.formats.runs import open_run
+from fastcomm.isp.search import SearchSweep, SweepPoint
+from fastcomm.planning.analysis import search_strategies
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,18 @@ from builders.places import ROOT
 
 from docs import drawings, pages
 from fastcomm import files
-from fastcomm.analyses.measure import compute_metrics
-from fastcomm.cli import COMMANDS, main
-from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, StragglerOptions
-from fastcomm.readers import NAME_PATTERNS, config
-from fastcomm.readers.config import Config
-from fastcomm.synthetic import Job, write
-from fastcomm.synthetic.nsys import write_nsys
+from fastcomm.cli.main import COMMANDS, main
+from fastcomm.critical_path.options import PathOptions
+from fastcomm.formats import config
+from fastcomm.formats.config import Config
+from fastcomm.formats.sources import NAME_PATTERNS
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.options import ReadOptions
+from fastcomm.stragglers.options import StragglerOptions
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.nsys.export import write_nsys
+from fastcomm.synthetic.traces import write
 from fastcomm.trace.parallel import ORDERS
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import KIND, OPS

@@ -19,7 +19,7 @@ from builders.nsys_report import SMALL
 from fastcomm import files
 from fastcomm.compat import hta
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.synthetic import write_nsys
+from fastcomm.synthetic.nsys.export import write_nsys
 
 
 @pytest.fixture

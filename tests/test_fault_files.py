@@ -15,9 +15,9 @@ from builders.fault_tools import STEP, nobody, refused, run
 from builders.nsys_report import SMALL
 
 from fastcomm import files
-from fastcomm.readers import stream
-from fastcomm.readers.nsys.export import Export
-from fastcomm.synthetic import write_nsys
+from fastcomm.formats import stream
+from fastcomm.formats.nsys.export import Export
+from fastcomm.synthetic.nsys.export import write_nsys
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from builders.fault_files import BASE, beside
 from builders.fault_tools import STEP, refused, run
 from builders.opened import open_run
 
-from fastcomm.analyses.measure import compute_metrics
-from fastcomm.readers.kineto import chrome
+from fastcomm.formats.kineto import chrome
+from fastcomm.metrics.computation import compute_metrics
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from builders.fault_tools import refused, run
 from builders.nsys_report import SMALL
 
 from fastcomm import files
-from fastcomm.synthetic import write_nsys
+from fastcomm.synthetic.nsys.export import write_nsys
 
 
 @pytest.fixture

@@ -21,11 +21,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fastcomm import result
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.errors import FastcommError, Lines, inert, inert_lines, shell_quoted
-from fastcomm.report import files as report_csv
-from fastcomm.report.console import plain_console
-from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
+from fastcomm.show import files as report_csv
+from fastcomm.show.console import plain_console
+from fastcomm.synthetic.job import Job, TableJob, write_table
+from fastcomm.synthetic.nsys.export import write_nsys
+from fastcomm.synthetic.traces import write
 
 NAMES = [
     "\x1b]0;owned\x07\x1b[2J\x1b[31mred",

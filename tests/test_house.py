@@ -8,7 +8,7 @@ import pytest
 from builders import shared_data
 from builders.places import ROOT, TESTS
 
-from fastcomm.cli import COMMANDS
+from fastcomm.cli.main import COMMANDS
 
 HEAVY = {"numba", "llvmlite", "numpy", "pyarrow"}
 # A path of the data, or a skip that depends on a path other than one of the system.
@@ -44,12 +44,12 @@ def test_imports_point_down():
 
 
 def test_the_command_line_and_the_package_import_nothing_heavy():
-    assert loaded("import fastcomm, fastcomm.cli") == []
+    assert loaded("import fastcomm, fastcomm.cli.main") == []
 
 
 def test_help_imports_nothing_heavy():
     code = f"""
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 for command in {["", *COMMANDS]}:
     main([*command.split(), "--help"], standalone_mode=False)
     assert not {HEAVY} & set(sys.modules), command

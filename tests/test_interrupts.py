@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from fastcomm import files, process
-from fastcomm.readers.kineto import peek
-from fastcomm.store.files import locked
+from fastcomm.formats.kineto.ranks import peek
+from fastcomm.formats.store.files import locked
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 

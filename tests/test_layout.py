@@ -24,19 +24,23 @@ MODULES = {
 
 SETTINGS = tomllib.loads((ROOT.parent / "pyproject.toml").read_text("utf-8"))
 CONTRACTS = {row["name"]: row for row in SETTINGS["tool"]["importlinter"]["contracts"]}
-MODELS = "analyses|idle|metrics|kernels|critical_path|replay|stragglers|isp|dispatch"
-# Functions that a report may call: they describe a result in words, or explain its terms.
+MODELS = (
+    "comparison|critical_path|device_work|dispatch|idle|info|isp|metrics|planning|replay|stats"
+    "|stragglers|timeline"
+)
+SHOWING = re.compile(r"\.show\.|page$|\.tables$|\.report\.findings$")
+# Functions that pages and tables may call: they describe a result, or explain its terms.
 DESCRIPTIONS = {
-    "fastcomm.analyses.info.kinds",
-    "fastcomm.analyses.stragglers.headline",
+    "fastcomm.info.info.kinds",
+    "fastcomm.stragglers.analysis.headline",
     "fastcomm.dispatch.simulation.in_ns",
-    "fastcomm.isp.evaluation.expected_error",
-    "fastcomm.isp.evaluation.strategy_text",
-    "fastcomm.isp.evaluation.suspect",
-    "fastcomm.isp.internevo.collectives.two_gpus",
-    "fastcomm.isp.internevo.explanation.memory_terms",
-    "fastcomm.isp.internevo.explanation.time_terms",
-    "fastcomm.isp.plan_search.bottleneck",
+    "fastcomm.planning.result.expected_error",
+    "fastcomm.planning.result.strategy_text",
+    "fastcomm.planning.result.suspect",
+    "fastcomm.isp.layer.two_gpus",
+    "fastcomm.isp.explanation.memory_terms",
+    "fastcomm.isp.explanation.time_terms",
+    "fastcomm.planning.search.bottleneck",
     "fastcomm.metrics.gaps.outside_sentence",
     "fastcomm.metrics.gaps.outside_warning",
     "fastcomm.metrics.gaps.reason",
@@ -110,8 +114,8 @@ def test_a_module_that_is_named_as_text_is_no_higher_than_the_one_that_names_it(
         for text in parsed(path)[1]
         if text in MODULES.keys() - {"fastcomm"} and floor_of(text) < floor_of(name)
     ]
-    # A store is a format of runs, and has its floor above the readers that it uses.
-    assert upward == [("fastcomm.readers.detection", "fastcomm.store.reader")]
+    # Workers have the kernels of all questions ready; the executor imports none of them.
+    assert upward == [("fastcomm.executors.executor", "fastcomm.preload")]
 
 
 def functions(path):
@@ -130,14 +134,19 @@ def functions(path):
             yield getattr(objects.get(node.value.id), node.attr, None)
 
 
-def test_reports_call_functions_of_results_only_to_describe_them():
+def test_what_shows_results_calls_functions_of_models_only_to_describe_them():
     called = {
-        f"{function.__module__}.{function.__name__}"
-        for path in (ROOT / "report").rglob("*.py")
+        (function.__module__, function.__name__)
+        for name, path in MODULES.items()
+        if SHOWING.search(name)
         for function in functions(path)
         if inspect.isfunction(function)
     }
-    of_models = {name for name in called if re.match(rf"fastcomm\.({MODELS})\.", name)}
+    of_models = {
+        f"{module}.{name}"
+        for module, name in called
+        if re.match(rf"fastcomm\.({MODELS})\.", module) and not SHOWING.search(module)
+    }
     assert of_models == DESCRIPTIONS
 
 

@@ -7,19 +7,27 @@ from dataclasses import dataclass, fields, replace
 import pytest
 
 import fastcomm
-from fastcomm import options, planning_options
+from fastcomm import options as fastcomm_options
 from fastcomm.checks import Range
+from fastcomm.critical_path import options as critical_path_options
+from fastcomm.device_work import options as device_work_options
+from fastcomm.dispatch import options as dispatch_options
 from fastcomm.errors import ConfigError
+from fastcomm.metrics import options as metrics_options
 from fastcomm.option_fields import OUTPUT, CheckedOptions, field_infos, option_field, takes
+from fastcomm.planning import options as plan_options
+from fastcomm.replay import options as replay_options
+from fastcomm.report import options as report_options
+from fastcomm.stragglers import options as stragglers_options
 from fastcomm.units import Duration, Rate
 
 CLASSES = [
     kind
-    for module in (options, planning_options)
+    for module in (fastcomm_options, plan_options)
     for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, CheckedOptions)
-    and kind not in (CheckedOptions, options.ExecutionTraceOptions)
+    and kind not in (CheckedOptions, critical_path_options.ExecutionTraceOptions)
 ]
 
 
@@ -104,19 +112,19 @@ def test_the_docstring_of_a_function_lists_the_fields():
 @pytest.mark.parametrize(
     ("function", "kind"),
     [
-        (fastcomm.open, options.ReadOptions),
-        (fastcomm.compare, options.MetricsOptions),
-        (fastcomm.Run.metrics, options.MetricsOptions),
-        (fastcomm.Run.report, options.ReportOptions),
-        (fastcomm.Run.kernels, options.KernelOptions),
-        (fastcomm.Run.critical_path, options.PathOptions),
-        (fastcomm.Run.replay, options.RunReplayOptions),
-        (fastcomm.Run.stragglers, options.StragglerOptions),
-        (fastcomm.find_stragglers, options.StragglerOptions),
-        (fastcomm.replay_trial, options.TrialReplayOptions),
-        (fastcomm.CriticalPath.what_if, options.EditOptions),
-        (fastcomm.simulate_dispatch, planning_options.DispatchOptions),
-        (fastcomm.search_strategies, planning_options.SearchOptions),
+        (fastcomm.open, fastcomm_options.ReadOptions),
+        (fastcomm.compare, metrics_options.MetricsOptions),
+        (fastcomm.Run.metrics, metrics_options.MetricsOptions),
+        (fastcomm.Run.report, report_options.ReportOptions),
+        (fastcomm.Run.kernels, device_work_options.KernelOptions),
+        (fastcomm.Run.critical_path, critical_path_options.PathOptions),
+        (fastcomm.Run.replay, replay_options.RunReplayOptions),
+        (fastcomm.Run.stragglers, stragglers_options.StragglerOptions),
+        (fastcomm.find_stragglers, stragglers_options.StragglerOptions),
+        (fastcomm.replay_trial, replay_options.TrialReplayOptions),
+        (fastcomm.CriticalPath.what_if, fastcomm_options.EditOptions),
+        (fastcomm.simulate_dispatch, dispatch_options.DispatchOptions),
+        (fastcomm.search_strategies, plan_options.SearchOptions),
     ],
 )
 def test_functions_of_the_api_list_their_options(function, kind):
@@ -134,7 +142,7 @@ def test_a_quantity_is_a_number_that_keeps_its_text(kind, text):
 
 
 def test_options_with_quantities_are_built_again():
-    first = options.MetricsOptions(link_bandwidth="400Gbit/s")
+    first = metrics_options.MetricsOptions(link_bandwidth="400Gbit/s")
     again = replace(first, flops=True)
     assert again.link_bandwidth == 50e9
     assert str(again.link_bandwidth) == "400Gbit/s"

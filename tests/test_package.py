@@ -159,10 +159,18 @@ def test_the_package_is_imported_quickly():
     ("words", "unneeded"),
     [
         (["--help"], {"numpy", "numba", "pyarrow", "rich", "fastcomm.options"}),
-        (ISP, {"numba", "fastcomm_kernels._jit", "fastcomm.readers", "fastcomm.metrics"}),
+        (
+            ISP,
+            {
+                "numba",
+                "fastcomm_kernels._jit",
+                "fastcomm.formats.sources",
+                "fastcomm.metrics.result",
+            },
+        ),
         (
             ["metrics", RECORDED],
-            {"pandas", "scipy.linalg", "numba.np.arrayobj", "fastcomm.analyses.kernels"},
+            {"pandas", "scipy.linalg", "numba.np.arrayobj", "fastcomm.device_work.analysis"},
         ),
     ],
 )

@@ -8,7 +8,8 @@ import fastcomm as fc
 from fastcomm import intervals
 from fastcomm.compat import hta, isp
 from fastcomm.errors import ConfigError, FastcommError, python_names
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 NAN, INF = float("nan"), float("inf")
 RECIPE = fc.Recipe.of(num_nodes=2, gpus_per_node=2, topk=2, iter_num=1, seq_len=20)

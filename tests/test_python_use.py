@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import fastcomm
-from fastcomm.cli import main
-from fastcomm.synthetic import Job, write
+from fastcomm.cli.main import main
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 PLAN = {"model": "llama3-8b", "global_batch": 256}
 
@@ -102,8 +103,8 @@ import multiprocessing
 import os
 
 import fastcomm
-from fastcomm.executors import Local, Task
-from fastcomm.readers.runs import open_run
+from fastcomm.executors.executor import Local, Task
+from fastcomm.formats.runs import open_run
 
 
 def events(trace):

@@ -13,19 +13,19 @@ from builders.places import SCHEMAS
 from jsonschema import Draft202012Validator
 
 import fastcomm
-from fastcomm.analyses.doctor import examine
-from fastcomm.analyses.stats import RunStatistics
-from fastcomm.cli import COMMANDS, main
+from fastcomm.cli.main import COMMANDS, main
 from fastcomm.dispatch import placement, simulation
 from fastcomm.errors import FastcommError
-from fastcomm.isp import internevo
-from fastcomm.isp.internevo import search
-from fastcomm.isp.internevo.calibration import setting
-from fastcomm.planning_options import SearchOptions
-from fastcomm.readers.dpro import inputs as dpro_inputs
-from fastcomm.readers.dpro.statistics import statistics, step_time
+from fastcomm.formats.dpro import trial as dpro_inputs
+from fastcomm.formats.dpro.statistics import statistics, step_time
+from fastcomm.info.doctor import examine
+from fastcomm.isp import question, search
+from fastcomm.isp.calibration import setting
+from fastcomm.planning.options import SearchOptions
 from fastcomm.result import SCHEMA_VERSION, Result, TableResult
-from fastcomm.synthetic import Job, write
+from fastcomm.stats.analysis import RunStatistics
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 SEARCH = "--world-size 16 --seq-len 8Ki --global-batch 1Mi"
 SHAPE = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --topk 2"
@@ -178,7 +178,7 @@ def searched(seq_lens):
     if not seq_lens:
         return fastcomm.search_strategies(**words)
     asked = SearchOptions(**words)
-    return search.sweep(internevo.question_of(asked), setting(asked).cluster, seq_lens)
+    return search.sweep(question.question_of(asked), setting(asked).cluster, seq_lens)
 
 
 ASKED = {"model": "llama3-8b", "gpus": 16, "cluster": "h100", "global_batch": 64}

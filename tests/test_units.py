@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError
-from fastcomm.report import html
+from fastcomm.show import pages
 from fastcomm.units import (
     counted,
     enumeration,
@@ -120,7 +120,7 @@ def test_a_number_is_rounded_once_and_to_the_next_unit_where_it_reaches_it():
         "1.00 us",
     ]
     assert [format_ns(ns, 4) for ns in (18.8449e6, 999_960)] == ["18.84 ms", "1.000 ms"]
-    assert [html.ns(ns) for ns in (17.951e6, 999_600)] == ["18.0\u202fms", "1.00\u202fms"]
+    assert [pages.ns(ns) for ns in (17.951e6, 999_600)] == ["18.0\u202fms", "1.00\u202fms"]
 
 
 QUANTITIES = st.floats(-1e15, 1e15) | st.integers(-(10**6), 10**6).map(float)
@@ -156,7 +156,7 @@ def test_a_larger_number_is_not_printed_as_a_smaller_one(form, values, ulps):
 
 @given(QUANTITIES)
 def test_the_page_prints_what_the_terminal_prints(value):
-    assert read(html.ns(value), FORMATS[format_ns]) == read(
+    assert read(pages.ns(value), FORMATS[format_ns]) == read(
         format_ns(value), FORMATS[format_ns]
     )
 
@@ -168,7 +168,7 @@ def test_nouns_agree_with_their_count():
         "2 iterations",
     ]
     assert [counted(n, "micro-batch") for n in (1, 2)] == ["1 micro-batch", "2 micro-batches"]
-    assert html.many(1, "rank") == "1 rank"
+    assert pages.many(1, "rank") == "1 rank"
 
 
 @pytest.mark.parametrize(

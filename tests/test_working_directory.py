@@ -11,8 +11,10 @@ import pytest
 from builders.commands import invoke
 from builders.replay_data import TRIAL
 
-from fastcomm import cli, process
-from fastcomm.synthetic import Job, TableJob, write, write_table
+from fastcomm import process
+from fastcomm.cli import main
+from fastcomm.synthetic.job import Job, TableJob, write_table
+from fastcomm.synthetic.traces import write
 
 # The command as pip installs it, once for each line of the input: whichever imports a module of
 # the working directory fires its trap.
@@ -253,7 +255,7 @@ def settings_path(folder, **environment):
     """Whether the file of settings lies in the home in this environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.delenv(cli.SETTINGS, raising=False)
+        patch.delenv(main.SETTINGS, raising=False)
         for name, value in environment.items():
             patch.setenv(name, value)
-        return cli.settings_path().is_relative_to(folder / "home")
+        return main.settings_path().is_relative_to(folder / "home")

@@ -25,7 +25,7 @@ from cloup import OptionGroup
 from cloup.formatting import HelpSection
 
 from fastcomm.checks import option_name
-from fastcomm.cli import SuggestingGroup
+from fastcomm.cli.main import SuggestingGroup
 from fastcomm.cli.messages import talk
 from fastcomm.cli.parameter_types import (
     FileOrUrl,
@@ -422,7 +422,7 @@ def _wide() -> Option:
 
     def widen(ctx: click.Context, _option: click.Parameter, is_wide: bool) -> None:
         if is_wide:
-            from fastcomm.report.console import WIDE
+            from fastcomm.show.console import WIDE
 
             token = WIDE.set(True)
             ctx.call_on_close(lambda: WIDE.reset(token))

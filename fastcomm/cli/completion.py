@@ -18,7 +18,7 @@ def run(shell: str) -> None:
     """Print the shell completion script for commands and options."""
     from click.shell_completion import get_completion_class
 
-    from fastcomm.cli import main
+    from fastcomm.cli.main import main
 
     completion = get_completion_class(shell)
     if completion is not None:

@@ -138,7 +138,7 @@ class TracePath(click.Path):
 
     def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise ConfigError for standard input, and if it does not exist."""
-        from fastcomm.readers.detection import no_such_path, refuse_standard_input
+        from fastcomm.formats.detection import no_such_path, refuse_standard_input
 
         refuse_standard_input(value)
         path = super().convert(value, param, ctx)
@@ -152,11 +152,11 @@ class RunArgument(TracePath):
 
     def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise TraceFileError for a dPRO trial or a uniform trace."""
-        from fastcomm.readers import dpro
+        from fastcomm.formats.dpro import uniform
 
         path = super().convert(value, param, ctx)
-        if dpro.claims(path):
-            raise dpro.trial_error(path, self._command)
+        if uniform.claims(path):
+            raise uniform.trial_error(path, self._command)
         return path
 
 
@@ -165,10 +165,10 @@ class TrialPath(TracePath):
 
     def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise TraceFileError for traces of a profiler."""
-        from fastcomm.readers.dpro import inputs
+        from fastcomm.formats.dpro import trial
 
         path = super().convert(value, param, ctx)
-        if inputs.is_run(path):
+        if trial.is_run(path):
             line = shell_joined(["fastcomm", self._command, str(path)])
             raise TraceFileError(
                 f"{path}: neither a dPRO trial (a directory with a directory per host) nor a "

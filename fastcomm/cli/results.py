@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.commands import option
+from fastcomm.cli.main import INCOMPLETE
 from fastcomm.cli.messages import say
 from fastcomm.cli.parameter_types import COUNT, OutputFile, OutputFolder
-from fastcomm.cli.shared_options import builds, with_options
+from fastcomm.cli.runs import builds, with_options
 from fastcomm.errors import FastcommError
 from fastcomm.option_fields import OUTPUT
 from fastcomm.result import SCHEMA_VERSION, Result, dumps, json_text
@@ -148,7 +148,7 @@ def give(
 
     """
     if files.output is not None:
-        from fastcomm.report.files import write_result
+        from fastcomm.show.files import write_result
 
         write_result(result, files.output, name, table, xlsx=files.xlsx)
     if files.as_json:

@@ -7,15 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.dispatch import schedules
-from fastcomm.dispatch.fast import assigned_stages, pad
 from fastcomm.dispatch.schedules import (
     NoAnswerError,
     Strategy,
     Terms,
     Timing,
+    assigned_stages,
     busiest,
     deepep_counts,
     end_loads,
+    pad,
 )
 from fastcomm.dispatch.traffic import Traffic, largest_sum, sum_by_node
 from fastcomm.units import parse_bandwidth

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.graph import DeviceSchedule
-from fastcomm.readers.dpro import OTHER, REQUESTS, SERVER, UniformTrace
-from fastcomm.readers.dpro import statistics as measures
-from fastcomm.readers.dpro.job import Topology
-from fastcomm.readers.dpro.statistics import MS, RankSteps, Statistics, StepOperators, StepTime
-from fastcomm.replay import Replayed, ReplayRules
+from fastcomm.formats.dpro import statistics as measures
+from fastcomm.formats.dpro.job import Topology
+from fastcomm.formats.dpro.statistics import MS, RankSteps, Statistics, StepOperators, StepTime
+from fastcomm.formats.dpro.uniform import OTHER, REQUESTS, SERVER, UniformTrace
+from fastcomm.graph.graph import DeviceSchedule
 from fastcomm.replay.gaps import GapRules, gap_counts
+from fastcomm.replay.replayed import Replayed, ReplayRules
 from fastcomm_kernels.arrays import Floats, Ints
 
 

@@ -1,406 +1,366 @@
-"""Find the critical path of a window, of one rank or through several ranks.
+"""Find the critical path of a run, through all ranks if they can be joined, else of one.
 
-Ranks are joined at collectives and messages: the arrival of all participants is a node of its
-own, with an edge from every start and to every end. From an end, the path thus continues on
-the rank that arrived last.
+Execution traces of Chakra and PyTorch have paths, too, by their recorded dependencies.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.checks import shortened
-from fastcomm.critical_path import CriticalPath, corrected
-from fastcomm.critical_path.path import RankJoin, collectives
-from fastcomm.critical_path.rules import (
-    CORRECTED,
-    EVENT,
-    EventDescriptions,
-    PathSource,
-    TraceEvents,
-)
-from fastcomm.critical_path.window import errors_of, find
-from fastcomm.errors import FastcommError
-from fastcomm.exchange.instances import Instances, RunCommunication
-from fastcomm.graph import EDGE_KIND, Graph, slack
+from fastcomm import preparation
+from fastcomm.checks import check_path
+from fastcomm.critical_path.data import operations
+from fastcomm.critical_path.execution_graph import find_path
+from fastcomm.critical_path.graph_edit import TIMES_BY_RANK
+from fastcomm.critical_path.options import ExecutionTraceOptions, PathOptions
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.rules import TraceEvents
+from fastcomm.critical_path.search import JoinError, analyze, joined
+from fastcomm.critical_path.window import WindowError
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.executors.executor import OpenedRun, Task, annotate_errors, by_rank, skipped_rank
+from fastcomm.formats import execution_traces
+from fastcomm.formats.execution_traces import ChakraTrace
+from fastcomm.formats.runs import open_run
+from fastcomm.formats.sources import rank_from_name
 from fastcomm.options import Window
-from fastcomm.trace.events import EventRows
-from fastcomm.trace.run import expected_ranks, named_ranks
-from fastcomm.trace.schema import KIND
+from fastcomm.trace.run import SkippedRank, Source, Spread, expected_ranks, warnings_of_ranks
 from fastcomm.trace.trace import Trace
-from fastcomm.units import counted
-from fastcomm_kernels.arrays import NONE, Ints, Numbers
-
-_IGNORED = {
-    "launch": "work starts after its launch",
-    "kernel_kernel": "work of a stream runs one after the other",
-    "sync": "a wait ends after the work that it waits for",
-    "inferred": "a call that seems to wait for the device ends after the work",
-}
+from fastcomm_kernels.arrays import NONE, Ints
 
 
-def source_notes(trace: Trace) -> list[str]:
-    """Return notes on what a trace lacks, which makes its path less reliable."""
-    kind = trace.events["kind"].to_numpy()
-    if not np.isin(kind, [KIND[name] for name in ("kernel", "memcpy", "memset")]).any():
-        return ["no device work: the path is that of the host"]
-    if trace.meta.is_host_run:
-        return [
-            "waits of threads for collectives are not recorded: a thread without an operator "
-            "until a collective ends is assumed to wait for it"
-        ]
-    if not (kind == KIND["sync"]).any():
-        return [
-            "no cuda_sync events (enable_cuda_sync_events in the profiler's experimental "
-            "options): waits for the device are guessed"
-        ]
-    return []
+def trimmed(trace: Trace, critical: CriticalPath) -> tuple[Trace, CriticalPath]:
+    """Return a trace and its path without the rows that no path through it needs.
+
+    The remaining rows have new numbers. The ids of events stay.
+    """
+    graph, rows = critical.graph, trace.events.num_rows
+    is_needed = np.zeros(rows + 1, np.bool_)  # one behind the last for -1, which is none
+    for column in (graph.event, graph.owner, trace.comm["event"].to_numpy()):
+        is_needed[column] = True
+    rows_needed = np.flatnonzero(is_needed[:rows])
+    number = np.full(rows + 1, NONE, np.int32)
+    number[rows_needed] = np.arange(len(rows_needed), dtype=np.int32)
+    small = _rows(trace, critical, rows_needed, number)
+    return small, replace(critical, graph=graph.renumbered(number), events=TraceEvents(small))
 
 
-def _without_match(trace: Trace, data_load: Sequence[str]) -> list[str]:
-    """Return notes on regular expressions of data loading that no name of a trace matches."""
-    events = EventRows.whole(trace) if data_load else None
-    return [
-        f"a rank has no event whose name matches {shortened(regex)!r}, to load data"
-        for regex in data_load
-        if events is not None and not events.matching(regex).any()
-    ]
+def _rows(trace: Trace, critical: CriticalPath, rows: Ints, number: Ints) -> Trace:
+    """Return the trace with only the events in `rows`.
+
+    The events get the ids that the path has for them. `number` is the new row of each event of
+    the trace.
+    """
+    at = pa.array(rows)
+    comm = trace.comm
+    event = pa.array(number[comm["event"].to_numpy()])
+    ids = pa.array(critical.events.ids(rows.astype(np.int32)))
+    args = pa.table({"position": ids})
+    if trace.args is not None:
+        others = [name for name in trace.args.column_names if name != "position"]
+        args = trace.args.select(others).take(at).append_column("position", ids)
+    return replace(
+        trace,
+        events=trace.events.take(at).combine_chunks(),
+        comm=comm.set_column(comm.column_names.index("event"), "event", event),
+        args=args.combine_chunks(),
+    )
 
 
-def analyze(trace: Trace, window: Window | None = None) -> CriticalPath:
-    """Find the critical path of a window of one rank by the corrected rules.
+PathsByRank = dict[int, tuple[Trace, CriticalPath]]  # by rank
+
+
+def critical_path(
+    run: OpenedRun, options: PathOptions | None = None, *, alone: bool = False
+) -> CriticalPath:
+    """Find the critical path of a window through all ranks, or of one rank.
+
+    Ranks are joined by their matched collectives and messages. If they cannot be joined, the
+    path is that of the first rank, and its first note says why. The path is of one rank if
+    `options` need one, or with `alone`: of `options.rank`, or else of the first rank.
 
     Parameters
     ----------
-    trace
-        The rank, with all events.
-    window
-        By default the second step.
+    run
+        The traces.
+    options
+        Window and rank; by default the second step of all ranks.
+    alone
+        Whether to find the path of one rank.
 
     Raises
     ------
-    WindowError
-        If the trace has no such window.
+    FastcommError
+        If there is no such window, or a rank cannot be read; of a run that goes on, only if
+        `options.rank` names that rank, or no rank can be read.
 
     """
-    window = window or Window()
-    with errors_of(trace.meta.path):
-        time_range = find(trace, window)
-    built = corrected.build(trace, time_range, window.data_load_events)
-    graph = built.graph
-    notes = [
-        f"{counted(count, 'constraint')} ignored, which the measured times contradict: "
-        f"{_IGNORED.get(kind, kind)}"
-        for kind, count in built.left_out.items()
-    ]
-    if len(graph.time):
-        time_range = replace(
-            time_range,
-            start=max(time_range.start, int(graph.time[0])),
-            stop=min(time_range.stop, int(graph.time[-1])),
+    options = options or PathOptions()
+    run.compile(partial(preparation.compile_critical_path, options.compat))
+    if alone or options.is_of_one_rank or len(run.ranks) == 1:
+        path = _of_one_rank(run, options)
+        path = replace(path, warnings=(*run.warnings, *path.warnings))
+        return _with_data(path, options) if options.deps else path
+    joint, skipped = through_ranks(run, options)
+    if isinstance(joint, str):
+        unread = {rank.rank for rank in skipped}
+        source = next(rank for rank in run.sources if rank.rank not in unread)
+        path = run.executor.call(partial(_of_source, source, options))
+        note = f"this is the path of rank {source.rank} alone: ranks cannot be joined ({joint})"
+        joint = replace(path, about=path.about.noting(note))
+    warnings = (*run.warnings, *joint.warnings)
+    return replace(joint, skipped=tuple(skipped), warnings=warnings)
+
+
+def _of_one_rank(run: OpenedRun, options: PathOptions) -> CriticalPath:
+    """Return the path of `options.rank`, or of the first rank that can be read."""
+    may_skip = run.keep_going and options.rank is None
+    sources = run.sources if options.rank is None else run.only((options.rank,)).sources
+    unread: list[SkippedRank] = []
+    for source in sources:
+        try:
+            path = run.executor.call(partial(_of_source, source, options))
+        except WindowError:
+            raise
+        except FastcommError as error:
+            if not may_skip:
+                raise
+            unread.append(skipped_rank(source, error))
+        else:
+            return replace(path, skipped=by_rank(unread, len(sources), run.skipped))
+    raise FastcommError(f"no rank could be read: {unread[0].error}")
+
+
+def _of_source(source: Source, options: PathOptions) -> CriticalPath:
+    """Read one rank and return its critical path, by the rules of `options.compat`."""
+    with annotate_errors(source):
+        trace = source.read("all")
+        path = _path_by_rules(trace, options)
+    if path.path is None:
+        raise WindowError(f"{trace.meta.path}: the graph has a cycle, and no critical path")
+    if options.compat is None and not len(path.graph.time):
+        if not len(analyze(trace, Window(annotation="")).graph.time):
+            raise FastcommError(
+                f"{trace.meta.path}: no event that a path could go through in any window: the "
+                "trace has no kernels, copies, operators or calls"
+            )
+        raise WindowError(
+            f"{trace.meta.path}: the window has no event that a path could go through; choose "
+            "another with --step or --annotation"
         )
-    about = PathSource(
-        rules=CORRECTED,
-        window=time_range,
-        path=trace.meta.path,
-        rank=trace.meta.rank,
-        base=trace.meta.base,
-        clipped=len(graph.event) // 2,
-        rest=built.rest,
-        data_load=window.data_load_events,
-        notes=(*notes, *source_notes(trace), *_without_match(trace, window.data_load_events)),
-        is_host_run=trace.meta.is_host_run,
-    )
-    return CriticalPath.search(graph, TraceEvents(trace), about, built.on_device)
+    return replace(path, warnings=tuple(warnings_of_ranks([trace.meta])))
 
 
-@dataclass(frozen=True, slots=True)
-class RunEvents:
-    """The events of several ranks, numbered one rank after the other."""
+def _path_by_rules(trace: Trace, options: PathOptions) -> CriticalPath:
+    if options.compat is None:
+        return analyze(trace, options)
+    from fastcomm.compat import hta  # few users need it
 
-    first: Ints  # row of each rank's first event, and the end
-    events: tuple[EventDescriptions, ...]
+    return hta.find_path(trace, options, zero_weight_launches=options.zero_weight_launches)
 
-    def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
-        """Return columns of `EVENT` of the events of these rows; row NONE is all null.
 
-        `rows` count the events of all ranks, rank after rank.
-        """
-        parts, places = [], []
-        for k, events in enumerate(self.events):
-            own = np.flatnonzero((rows >= self.first[k]) & (rows < self.first[k + 1]))
-            parts.append(events.describe((rows[own] - self.first[k]).astype(np.int32), columns))
-            places.append(own)
-        missing = np.flatnonzero(rows < 0)
-        empty = pa.table(
-            {name: pa.nulls(len(missing), EVENT.field(name).type) for name in columns}
+def _with_data(path: CriticalPath, options: PathOptions) -> CriticalPath:
+    """Return a path of one rank with what could start earlier by its data dependencies."""
+    from fastcomm.critical_path.data import data_dependencies
+    from fastcomm.formats import execution_traces
+
+    trace = path.trace
+    place = options.execution_trace or execution_traces.find_beside(trace)
+    if place is None:
+        raise ConfigError(
+            f"--deps data: no torch_et_{trace.meta.rank}.json and no pytorch_et_"
+            f"{trace.meta.rank}.json beside {trace.meta.path}; name it with --execution-trace"
         )
-        order = np.argsort(np.concatenate([*places, missing]), kind="stable")
-        return pa.concat_tables([*parts, empty]).combine_chunks().take(order)
+    operators = execution_traces.read_operators(Path(place))
+    return replace(path, data=data_dependencies(trace, path, operators))
 
-    def ids(self, rows: Numbers) -> Ints:
-        """Return the ids of the events of these rows, which are unique within a rank.
 
-        `rows` count the events of all ranks, rank after rank.
-        """
-        ids = np.empty(len(rows), np.int64)
-        for k, events in enumerate(self.events):
-            own = (rows >= self.first[k]) & (rows < self.first[k + 1])
-            ids[own] = events.ids((rows[own] - self.first[k]).astype(np.int32))
-        return ids
+def through_ranks(
+    run: OpenedRun, window: Window
+) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
+    """Return the path through all ranks, or the reason why not, and the skipped ranks."""
+    of_rank = _RankWindow(window=window, world_size=run.world_size)
+    task = Task(measure=of_rank.part, merge=together, finish=of_rank.join, content="all")
+    try:
+        return run.gather(task)
+    except WindowError as error:
+        return str(error), run.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _JoinPoints:
-    """Nodes at which all participants have arrived that others wait for, and their edges."""
+class _RankWindow:
+    """The window whose path is searched on every rank."""
 
-    starts: Numbers  # (node of a start, join point), edges x 2
-    ends: Numbers  # (node of an end, join point), edges x 2
-    # one value per join point
-    arrived: Ints  # last arrival, ns
-    owner: Ints  # row of the event that arrived last
+    window: Window
+    world_size: int | None
 
+    def part(self, trace: Trace) -> PathsByRank:
+        """Return the trace of one rank, limited to the window, and its critical path."""
+        return {trace.meta.rank: trimmed(trace, analyze(trace, self.window))}
 
-class _Joiner:
-    """Joins the graphs of all ranks into one."""
-
-    def __init__(
-        self,
-        paths: Mapping[int, CriticalPath],
-        instances: Instances,
-        ahead: dict[int, int],
-    ) -> None:
-        """Number nodes and events of all ranks; `ahead`: how far each clock is ahead, ns."""
-        self.paths, self.instances, self.ahead = paths, instances, ahead
-        self.index = {rank: k for k, rank in enumerate(paths)}
-        graphs_ = [path.graph for path in paths.values()]
-        self.nodes = np.cumsum([0, *(len(graph.event) for graph in graphs_)])
-        largest = [int(graph.event.max(initial=-1)) + 1 for graph in graphs_]
-        self.rows = np.cumsum([0, *largest])
-        self.place = [graph.places for graph in graphs_]
-        self.violations = 0
-
-    def path(self, notes: Sequence[str], expected: int) -> CriticalPath:
-        """Return the path through the joined graph.
-
-        `notes` are shown with those of all ranks; `expected` is the number of ranks of the run,
-        also of ranks that were not read.
-        """
-        points = self._join_points()
-        time, event, is_end, rank_of, on_device = self._node_columns(points)
-        rests = self._rests(time)
-        order = np.argsort(time, kind="stable")
-        new = np.empty(len(order), np.int32)
-        new[order] = np.arange(len(order), dtype=np.int32)
-        graph = self._graph((event[order], time[order], is_end[order]), new, points, rests)
-        on_device = on_device[order]
-        slack_ns = slack(graph, on_device)
-        join = RankJoin(
-            ranks=tuple(self.paths),
-            rank_of=rank_of[order],
-            slack=slack_ns,
-            offsets=self.ahead,
-            collectives=collectives(self.instances, slack_ns[new[self._nodes(0)]]),
-            violations=self.violations,
-            expected_ranks=expected,
-        )
-        about = self._about(graph, notes)
-        return CriticalPath.search(graph, self._events(), about, on_device, join)
-
-    def _nodes(self, side: int) -> Ints:
-        """Return the node of each participant's start (0) or end (1), numbered by rank."""
-        nodes = np.empty(len(self.instances), np.int64)
-        for rank, k in self.index.items():
-            own = self.instances.rank == rank
-            nodes[own] = self.nodes[k] + self.place[k][side][self.instances.row[own]]
-        return nodes
-
-    def _events(self) -> RunEvents:
-        return RunEvents(self.rows, tuple(path.events for path in self.paths.values()))
-
-    def _about(self, graph: Graph, more: Sequence[str]) -> PathSource:
-        """Describe the joined path; its notes are those of all ranks, and `more`."""
-        first = next(iter(self.paths.values())).about
-        partial = int((~self.instances.is_whole).sum())
-        notes = {*more, *(note for path in self.paths.values() for note in path.about.notes)}
-        if partial:
-            count = len(self.instances.is_whole)
-            notes.add(f"{partial} of {count} collectives lack ranks: the path is partial")
-        if self.violations:
-            notes.add(
-                f"{self.violations} collective events end before the last arrival, although "
-                "clocks are aligned"
-            )
-        window = replace(first.window, start=int(graph.time[0]), stop=int(graph.time[-1]))
-        clipped = sum(path.about.clipped for path in self.paths.values())
-        return replace(
-            first, window=window, base=0, clipped=clipped, notes=tuple(sorted(notes))
-        )
-
-    def _join_points(self) -> _JoinPoints:
-        """Return the join points; ends before the last arrival are violations, and ignored."""
-        instances = self.instances
-        arrived, last = instances.arrived, instances.last
-        waiting, needed = instances.waiting, instances.needed
-        is_valid = instances.stop[waiting.part] >= arrived[waiting.sync_point]
-        self.violations = int((~is_valid).sum())
-        ends = waiting.part[is_valid], waiting.sync_point[is_valid]
-        used = np.unique(ends[1])
-        number = np.full(len(arrived), NONE)
-        number[used] = np.arange(len(used))
-        is_used = number[needed.sync_point] != NONE
-        starts = needed.part[is_used], needed.sync_point[is_used]
-        owner = last[used]
-        ranks = instances.rank[owner].tolist()
-        rank = np.array([self.index[number] for number in ranks], np.int64)
-        first, second = (
-            np.stack([self._nodes(side)[part], number[sync_point]], axis=1).astype(np.int32)
-            for side, (part, sync_point) in enumerate((starts, ends))
-        )
-        return _JoinPoints(
-            starts=first,
-            ends=second,
-            arrived=arrived[used],
-            owner=self.rows[rank] + instances.row[owner],
-        )
-
-    def _node_columns(
-        self, points: _JoinPoints
-    ) -> tuple[Ints, Numbers, np.ndarray, Numbers, np.ndarray]:
-        """Return time, event, is_end, rank and on_device of all nodes, join points last."""
-        paths = list(self.paths.values())
-        times = [path.graph.time - self.ahead[rank] for rank, path in self.paths.items()]
-        events = [path.graph.event + self.rows[k] for k, path in enumerate(paths)]
-        ranks = [np.full(len(path.graph.event), k) for k, path in enumerate(paths)]
-        is_end = [path.graph.is_end for path in paths]
-        joins, owner = len(points.arrived), points.owner
-        rank_of = np.searchsorted(self.rows, owner, side="right") - 1
-        return (
-            np.concatenate([*times, points.arrived]),
-            np.concatenate([*events, owner]).astype(np.int32),
-            np.concatenate([*is_end, np.zeros(joins, np.bool_)]),
-            np.concatenate([*ranks, rank_of]).astype(np.int32),
-            np.concatenate([*(path.on_device for path in paths), np.ones(joins, np.bool_)]),
-        )
-
-    def _graph(
-        self,
-        nodes: tuple[Numbers, Ints, np.ndarray],
-        new: Numbers,
-        points: _JoinPoints,
-        rests: tuple[int, Ints],
-    ) -> Graph:
-        """Build the joined graph, with edges by target.
-
-        `nodes` are event, time and is_end in the new order; `new` is the new number of a node.
-        `rests` are from `_rests`.
-        """
-        starts, ends = points.starts, points.ends
-        joins = int(self.nodes[-1])
-        source, target, kind, owner = self._edges()
-        # The end of a collective waits for the last arrival instead of its own start.
-        own = np.searchsorted(target, ends[:, 0])
-        source[own] = joins + ends[:, 1]
-        last, marks = rests
-        source[np.isin(target, marks) & (kind == EDGE_KIND["dependency"])] = last
-        begins = self._first_nodes(new)
-        # What the first event of a rank waits for is unknown: it waits for the first node.
-        origin = np.zeros(len(begins), np.int32)
-        source = np.concatenate([new[np.concatenate([source, starts[:, 0]])], origin])
-        target = new[np.concatenate([target, joins + starts[:, 1], begins])]
-        added = np.repeat(
-            np.array([EDGE_KIND["join"], EDGE_KIND["unexplained"]], np.int8),
-            [len(starts), len(begins)],
-        )
-        owner = np.append(owner, np.full(len(added), NONE))
-        return Graph.measured(nodes, (source, target), np.append(kind, added), owner)
-
-    def _rests(self, time: Ints) -> tuple[int, Ints]:
-        """Return the last event's node of all ranks, and the ends of steps that wait for it.
-
-        `time` is by node. After its last event a rank may wait for the others, unrecorded: the
-        marks that end after all events end together.
-        """
-        rests = np.array(
-            [
-                path.about.rest + first
-                for path, first in zip(self.paths.values(), self.nodes[:-1], strict=True)
-                if path.about.rest is not None
-            ],
-            np.int64,
-        )
-        is_event = np.ones(len(time), np.bool_)
-        is_event[rests] = False
-        last = int(np.argmax(np.where(is_event, time, np.iinfo(np.int64).min)))
-        return last, rests[time[rests] > time[last]]
-
-    def _edges(self) -> tuple[Ints, Ints, Numbers, Ints]:
-        """Return source, target, kind and owner of the edges of all ranks."""
-        sources, targets, kinds, owners = [], [], [], []
-        for k, path in enumerate(self.paths.values()):
-            graph = path.graph
-            sources.append(graph.source + self.nodes[k])
-            targets.append(graph.target + self.nodes[k])
-            kinds.append(graph.kind)
-            owners.append(np.where(graph.owner == NONE, NONE, graph.owner + self.rows[k]))
-        source, target, kind, owner = map(np.concatenate, (sources, targets, kinds, owners))
-        return source, target, kind, owner
-
-    def _first_nodes(self, new: Numbers) -> Ints:
-        """Return the first node of each rank, without that of the whole graph."""
-        later = self.nodes[1:-1][np.diff(self.nodes)[1:] > 0]
-        begins: Ints = np.append(self.nodes[:1], later)
-        return begins[new[begins] > 0]
+    def join(
+        self, parts: PathsByRank, skipped: Sequence[SkippedRank], _: Spread
+    ) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
+        """Return the path through all ranks, or the reason why not, and the skipped ranks."""
+        ordered = sorted(parts)
+        traces = {rank: parts[rank][0] for rank in ordered}
+        paths = {rank: parts[rank][1] for rank in ordered}
+        try:
+            expected = expected_ranks(ordered, self.world_size, skipped)
+            path = joined(traces, self.window, paths, expected)
+        except JoinError as error:
+            return str(error), skipped
+        if not path.across.clocks_agree:
+            why = "clocks disagree: most collectives end on one rank before another arrives"
+            return why, skipped
+        warnings = warnings_of_ranks(trace.meta for trace in traces.values())
+        return replace(path, warnings=tuple(warnings)), skipped
 
 
-class JoinError(FastcommError):
-    """The ranks cannot be joined, because they have no communication in common."""
+def together(parts: Sequence[PathsByRank]) -> PathsByRank:
+    """Merge the paths of several ranks."""
+    return {rank: part_of_rank for part in parts for rank, part_of_rank in part.items()}
 
 
-def joined(
-    traces: Mapping[int, Trace],
-    window: Window | None = None,
-    paths: Mapping[int, CriticalPath] | None = None,
-    expected: int | None = None,
-) -> CriticalPath:
-    """Find the critical path of a window through several ranks.
+def with_times_of(path: CriticalPath, file: Path) -> CriticalPath:
+    """Return the path for the times in a Parquet or CSV file: see `CriticalPath.with_times`.
+
+    Raises FastcommError, with the name of the file, if it cannot be read or does not fit.
+    """
+    from fastcomm.formats import tables
+
+    present = tables.columns_of(file)
+    names = [name for name in TIMES_BY_RANK.names if name in present]
+    rows = list(tables.batches(file, names)) if names else []
+    # A file without rows has no types.
+    empty = pa.table({name: pa.array([], pa.int64()) for name in names})
+    try:
+        return path.with_times(pa.concat_tables(rows) if rows else empty)
+    except FastcommError as error:
+        raise FastcommError(f"{file}: {error}") from error
+
+
+def draw(
+    path: CriticalPath, target: Path, *, all_events: bool = False, all_edges: bool = False
+) -> None:
+    """Write a copy of the trace of a path of one rank, with the path drawn into it.
 
     Parameters
     ----------
-    traces
-        The ranks, with all events.
-    window
-        By default the second step.
-    paths
-        Critical paths of the ranks, if they are known.
-    expected
-        Number of ranks of the run. By default it is the largest world size in the traces.
+    path
+        The path.
+    target
+        The file to write.
+    all_events
+        Whether to keep events that are not on the path.
+    all_edges
+        Whether to keep all events, and to draw all edges.
+
+    """
+    from fastcomm.critical_path import overlay
+
+    is_all = all_events or all_edges
+    drawing = overlay.Drawing(only_critical=not is_all, all_edges=all_edges)
+    overlay.write(path.trace, path, target, drawing)
+
+
+def execution_trace_path(
+    *paths: str | Path,
+    rank: int | None = None,
+    alone: bool = False,
+    keep_going: bool = False,
+) -> CriticalPath:
+    """Find the critical path of execution traces by their recorded dependencies.
+
+    Times are those of a replay: an operation starts when all that it depends on has ended.
+    Ranks are joined by their collectives and messages.
+
+    Parameters
+    ----------
+    *paths
+        Chakra execution traces (`trace.0.et`, protobuf, or JSON), directories of them, or one
+        execution trace of PyTorch (`torch_et_0.json`) beside the profiler's trace of the run,
+        which has its times.
+    rank
+        The one rank whose path is searched; by default it goes through all ranks.
+    alone
+        Whether to take the first rank if there is no `rank`.
+    keep_going
+        Whether to leave out ranks that cannot be read, and list them in `skipped`.
 
     Raises
     ------
-    JoinError
-        If no two ranks have communication in common.
-    WindowError
-        If a trace has no such window.
+    FastcommError
+        A path is no such trace, or one that cannot be read, or its dependencies have a cycle.
 
     """
-    paths = paths or {rank: analyze(trace, window) for rank, trace in traces.items()}
-    inside = {
-        rank: np.isin(traces[rank].comm["event"].to_numpy(), path.graph.event)
-        for rank, path in paths.items()
-    }
-    comm = RunCommunication.of(traces)
-    ahead = comm.ahead()
-    instances, notes = comm.instances(inside, ahead)
-    if not len(instances):
-        raise JoinError(
-            f"{named_ranks(list(traces))}: no two of these ranks have communication of one "
-            "group; record process groups with the events"
-        )
-    if expected is None:
-        sizes = [trace.meta.world_size for trace in traces.values()]
-        world = max((size for size in sizes if size is not None), default=None)
-        expected = expected_ranks(tuple(paths), world)
-    return _Joiner(paths, instances, ahead).path(notes, expected)
+    for path in paths:
+        check_path(path, "execution_trace_path: path", 'execution_trace_path("traces/")')
+    ExecutionTraceOptions(rank=rank, alone=alone, keep_going=keep_going)  # checks their types
+    preparation.compile_critical_path()
+    if len(paths) == 1 and execution_traces.is_of_torch(Path(paths[0])):
+        trace = _of_pytorch(Path(paths[0]))
+        if rank is not None and rank != trace.rank:
+            raise ConfigError(
+                f"rank {rank}: {paths[0]} is the execution trace of rank {trace.rank}"
+            )
+        return find_path([trace], {})
+    file_of_rank = execution_traces.find_chakra(paths)
+    if file_of_rank is None:
+        raise ConfigError(f"{paths[0] if paths else 'paths'}: no execution trace")
+    if alone or rank is not None:
+        file_of_rank = _of_rank(file_of_rank, min(file_of_rank) if rank is None else rank)
+    traces: list[ChakraTrace] = []
+    skipped: list[SkippedRank] = []
+    for number, path in file_of_rank.items():
+        try:
+            traces.append(execution_traces.read_chakra(path, number))
+        except FastcommError as error:
+            if not keep_going:
+                raise
+            skipped.append(SkippedRank(rank=number, path=str(path), error=str(error)))
+    unread = by_rank(skipped, len(file_of_rank))
+    groups = execution_traces.read_groups(traces[0].path.parent)
+    return replace(find_path(traces, groups), skipped=unread)
+
+
+def _of_rank(file_of_rank: Mapping[int, Path], rank: int) -> dict[int, Path]:
+    """Return the file of one rank. Raises `ConfigError` if it has none."""
+    if rank not in file_of_rank:
+        ranks = ", ".join(map(str, file_of_rank))
+        raise ConfigError(f"rank {rank}: not among the execution traces of ranks {ranks}")
+    return {rank: file_of_rank[rank]}
+
+
+def is_execution_trace(paths: Sequence[str | Path]) -> bool:
+    """Return whether paths are execution traces, rather than traces of a profiler.
+
+    Raises ConfigError if they are both, or the rank of a file is unknown.
+    """
+    if len(paths) == 1 and execution_traces.is_of_torch(Path(paths[0])):
+        return True
+    return execution_traces.find_chakra(paths) is not None
+
+
+def _of_pytorch(path: Path) -> ChakraTrace:
+    """Return the leaf operators of PyTorch's file, with times of the trace beside it."""
+    rank = rank_from_name(path.name)
+    try:
+        run = open_run(path.parent)
+        if rank is None and len(run.ranks) == 1:
+            rank = run.ranks[0]
+        if rank is None:
+            raise ConfigError("its name has no rank, as in torch_et_0.json")
+        trace = run.only((rank,)).sources[0].read("all")
+    except FastcommError as error:
+        raise ConfigError(
+            f"{path}: an execution trace of PyTorch has no times, and no trace of its rank is "
+            f"beside it ({error}). Try: fastcomm critical-path TRACE --deps data "
+            f"--execution-trace {path}"
+        ) from error
+    nodes = operations(trace, execution_traces.read_operators(path))
+    return ChakraTrace(path=path, rank=rank, nodes=nodes, is_host_run=trace.meta.is_host_run)

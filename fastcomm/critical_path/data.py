@@ -13,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm.critical_path import CriticalPath
-from fastcomm.critical_path.reordering import Reordering, pieces_of
+from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.rules import DataDependencies
-from fastcomm.critical_path.waits import Selected
-from fastcomm.critical_path.window import TimeRange
+from fastcomm.critical_path.what_if import Reordering, pieces_of
+from fastcomm.critical_path.window import Selected, TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.readers.execution_traces import (
+from fastcomm.formats.execution_traces import (
     COLLECTIVE,
     COMPUTE,
     ChakraNode,

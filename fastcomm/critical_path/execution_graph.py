@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.path import RankJoin, collectives
+from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.rules import CORRECTED, EVENT, PathSource, SavedEvents
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.exchange.instances import Instances, SyncPairs
-from fastcomm.graph import EDGE_KIND, Graph, acyclic_order, slack
-from fastcomm.readers.execution_traces import (
+from fastcomm.formats.execution_traces import (
     COMPUTE,
     LOAD,
     RECEIVE,
@@ -30,6 +28,8 @@ from fastcomm.readers.execution_traces import (
     ChakraNode,
     ChakraTrace,
 )
+from fastcomm.graph.graph import EDGE_KIND, Graph, acyclic_order, slack
+from fastcomm.ranks.instances import Instances, SyncPairs
 from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.schema import OP
 from fastcomm.units import counted, format_ns

@@ -16,21 +16,27 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path import CriticalPath, WhatIf
+from fastcomm.critical_path.result import CriticalPath, WhatIf
 from fastcomm.critical_path.rules import TYPES
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import aside, is_local, place, refuse_inputs
-from fastcomm.graph import EDGE_KIND, EDGE_KINDS
+from fastcomm.formats.kineto.ranks import SUFFIXES
+from fastcomm.formats.stream import UnreadBytesError, blocks
+from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
 from fastcomm.process import temporary_folder
-from fastcomm.readers.kineto import SUFFIXES
-from fastcomm.readers.stream import UnreadBytesError, blocks
-from fastcomm.trace import chrome_trace
-from fastcomm.trace.chrome_trace import ChromeTimeline
+from fastcomm.trace import timelines
 from fastcomm.trace.columns import alike, filled, text_codes
-from fastcomm.trace.pieces import Piece, is_compressed, join
 from fastcomm.trace.run import named_ranks
 from fastcomm.trace.schema import KIND
-from fastcomm.trace.timelines import Place, Slices, threads
+from fastcomm.trace.timelines import (
+    ChromeTimeline,
+    Piece,
+    Place,
+    Slices,
+    is_compressed,
+    join,
+    threads,
+)
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_text
 from fastcomm_kernels._llvm import PADDING
@@ -313,12 +319,12 @@ def _step_text(path: CriticalPath, name: str, side: int) -> Iterator[bytes]:
     for process in np.unique(pid).tolist():
         threads = {own: titles[own] for own in np.unique(tid[pid == process]).tolist()}
         title = f"rank {process // 2}, {name}"
-        yield chrome_trace.titles(process, title, process, threads)
+        yield timelines.titles(process, title, process, threads)
     nodes = path.valid_path.nodes if path.path is not None else np.empty(0, np.int32)
     heads, head = _event_heads(table, pid, tid, np.isin(rows, graph.event[nodes]))
     begin = int(graph.time.min()) if len(graph.time) else 0
     slices = Slices(heads=heads, head=head, start=start - begin, stop=stop - begin)
-    yield chrome_trace.slice_lines(slices)
+    yield timelines.slice_lines(slices)
     place = np.full(len(first) + 1, NONE, np.int64)
     place[rows] = np.arange(len(rows))
     at = place[graph.event[nodes]]
@@ -327,7 +333,7 @@ def _step_text(path: CriticalPath, name: str, side: int) -> Iterator[bytes]:
     crosses = np.flatnonzero((at[1:] != at[:-1]) & (at[1:] != NONE) & (at[:-1] != NONE))
     ends = (Place(pid=pid[at[k]], tid=tid[at[k]], time=time[k]) for k in (crosses, crosses + 1))
     if len(crosses):
-        yield chrome_trace.arrows("critical_path", 2 * np.arange(len(crosses)) + side, *ends)
+        yield timelines.arrows("critical_path", 2 * np.arange(len(crosses)) + side, *ends)
 
 
 def _event_heads(

@@ -24,8 +24,8 @@ from fastcomm.critical_path.rules import (
     short_names,
 )
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.exchange.instances import Instances
-from fastcomm.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
+from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
+from fastcomm.ranks.instances import Instances
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Trace

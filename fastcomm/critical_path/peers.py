@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from fastcomm.critical_path.path import FoundPath
 from fastcomm.errors import ConfigError
-from fastcomm.graph import EDGE_KIND
 from fastcomm.graph.edits import Edit
+from fastcomm.graph.graph import EDGE_KIND
 from fastcomm.trace.columns import alike, filled, text_codes
 from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
 

@@ -24,7 +24,7 @@ from fastcomm.critical_path.rules import (
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.files import aside
-from fastcomm.graph import EDGE_KINDS, Graph, LongestPath
+from fastcomm.graph.graph import EDGE_KINDS, Graph, LongestPath
 from fastcomm.trace.columns import filled
 from fastcomm.trace.trace import validate
 from fastcomm_kernels.arrays import NONE

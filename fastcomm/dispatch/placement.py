@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.options import ReplicaRule
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.sampler import layer_key
 from fastcomm.dispatch.schedules import Terms
 from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
-from fastcomm.planning_options import ReplicaRule
 from fastcomm.result import TableResult
 from fastcomm_kernels import dispatch
 from fastcomm_kernels.arrays import Ids

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import ConfigError
 from fastcomm_kernels import dispatch as kernels
 from fastcomm_kernels.arrays import Ids
@@ -18,6 +18,12 @@ Shares = NDArray[np.float64]
 _COIN = 2.0**32
 # Least probability from which the last distinct expert of a token may be drawn.
 _LEAST = 1e-5
+_CHUNK = 1 << 16
+_GATE_NODES = 4
+_HOT_RANKS = 2
+_HOT_SHARE = 0.9
+_WORD = (1 << 64) - 1
+Draw = Callable[[int, np.uint64, Ids], None]
 
 
 def id_type(recipe: Recipe) -> type[np.int16] | type[np.int32]:
@@ -93,15 +99,6 @@ def alias_table(law: Shares, dtype: type) -> tuple[NDArray[np.uint64], NDArray[n
             small.append(large.pop())
     threshold = np.round(np.array(keep) * _COIN).astype(np.uint64)
     return threshold, np.array(alias, dtype)
-
-
-_CHUNK = 1 << 16
-_GATE_NODES = 4
-_HOT_RANKS = 2
-_HOT_SHARE = 0.9
-_WORD = (1 << 64) - 1
-
-Draw = Callable[[int, np.uint64, Ids], None]
 
 
 def layers(

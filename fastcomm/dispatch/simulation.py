@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, NoAnswerError, Strategy, Terms, Timing
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds
 from fastcomm.dispatch.workload import Workload

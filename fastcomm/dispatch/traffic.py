@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.hardware import GpuLinks
+from fastcomm.hardware.clusters import GpuLinks
 from fastcomm_kernels import dispatch
 from fastcomm_kernels.arrays import Ids, Matrix, Numbers
 

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
 from fastcomm.checks import check_path, check_type
-from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.options import WorkloadOptions
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.sampler import id_type, layers_of_seed, source_gpus
 from fastcomm.dispatch.sampler import layers as drawn_layers
 from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.files import aside
 from fastcomm.option_fields import build
-from fastcomm.planning_options import WorkloadOptions
 from fastcomm_kernels.arrays import Ids
 
 _DAMAGE = (OSError, ValueError, TypeError, RecursionError, ConfigError)

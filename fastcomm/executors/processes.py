@@ -1,8 +1,6 @@
 """Worker processes that end with the work or with their parent, and the versions they run."""
 
 import hashlib
-import multiprocessing
-import multiprocessing.connection
 import multiprocessing.util
 import os
 import pickle
@@ -55,7 +53,6 @@ def blocked_signals() -> Iterator[None]:
 
 A = TypeVar("A")
 B = TypeVar("B")
-
 # Longest path of a folder for the socket of multiprocessing, in bytes: of 108, it appends 32.
 _LONGEST_PATH = 70
 

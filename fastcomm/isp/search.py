@@ -1,60 +1,331 @@
-"""`search_strategies`: the search from Python, InternEvo's or that of a trainer."""
+"""Rank all strategies by tokens/s/GPU: one search, sweeps, and searches on other hardware."""
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from fastcomm.checks import non_default
-from fastcomm.errors import ConfigError, python_names
-from fastcomm.isp.internevo import numbers, question_of
-from fastcomm.isp.internevo.calibration import setting
-from fastcomm.isp.internevo.result import SearchResult
-from fastcomm.isp.internevo.search import SearchSweep, search, sweep
-from fastcomm.isp.plan_search import PlanSearch, search_plans
-from fastcomm.isp.trainers import trainer_of
-from fastcomm.option_fields import build, shows
-from fastcomm.planning_options import SearchOptions
+import numpy as np
+
+from fastcomm.errors import ConfigError
+from fastcomm.hardware.calibration import AttentionTable
+from fastcomm.hardware.clusters import Cluster
+from fastcomm.hardware.gpus import GemmCurve
+from fastcomm.isp.layer import Correction
+from fastcomm.isp.price import memory, price
+from fastcomm.isp.question import ALGOS, Question
+from fastcomm.isp.result import (
+    FeasibleCells,
+    Fields,
+    HardwareChange,
+    Record,
+    Records,
+    SearchResult,
+    with_units,
+)
+from fastcomm.isp.space import Counts, StrategyGrid, grids
+from fastcomm.result import TableResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Most candidates of one search, which takes about ten seconds and some GB.
+MOST = 30_000_000
 
 
-@shows(SearchOptions)
-@python_names()
-def search_strategies(**options: Any) -> SearchResult | SearchSweep | PlanSearch:
-    """Find the fastest parallel strategies that fit in memory, as `fastcomm isp` does.
+def search(
+    question: Question,
+    cluster: Cluster,
+    attention: AttentionTable | None = None,
+) -> SearchResult:
+    """Return all feasible strategies of every world size, ranked by tokens/s/GPU.
 
     Parameters
     ----------
-    **options
-        Fields of `SearchOptions`; `gpus` is another name of `world_size`. Required are `model`
-        (a preset, a size such as "7B", or a file), the number of GPUs, and the batch of a step,
-        `global_batch`. It counts sequences if it has no unit, tokens as in "4Mi"; for
-        InternEvo always tokens, and `seq_len` (tokens) is required there.
-
-    Returns
-    -------
-    PlanSearch, SearchResult or SearchSweep
-        Feasible strategies, ranked by tokens/s/GPU. `SearchResult` is that of InternEvo, which
-        is searched on clusters without a measured GPU, with options of its own, and with
-        `trainer="internevo"`. With several `seq_len` it is `SearchSweep`, with a search for
-        each of them and each number of GPUs.
+    question
+        Model, batch, world sizes and constraints.
+    cluster
+        Hardware whose GPU memory is the limit, unless the question has one.
+    attention
+        Measured attention times, which correct the formula.
 
     Raises
     ------
     ConfigError
-        If an option is unknown, missing or invalid.
+        If no strategy can satisfy the question, or it has more than `MOST` candidates.
 
     """
-    if "gpus" in options:
-        if "world_size" in options:
-            raise ConfigError("search_strategies: pass gpus or world_size, which are the same")
-        options["world_size"] = options.pop("gpus")
-    search_options = build(SearchOptions, options, "search_strategies")
-    for name in ("compat", "compat_tables", "strict_batch", "overlap_wdp"):
-        if name in non_default(search_options):
-            raise ConfigError(f"{name}: use fastcomm.compat.isp.search_strategies instead")
-    if trainer_of(search_options) != "internevo":
-        return search_plans(search_options)
-    hardware, question = setting(search_options), question_of(search_options)
-    lengths = numbers(search_options.seq_len, "sequence length") or ()
-    if len(lengths) > 1:
-        return sweep(question, hardware.cluster, lengths, hardware.attention)
-    result = search(question, hardware.cluster, attention=hardware.attention)
-    return replace(result, calibration=hardware.calibration)
+    question.check()
+    limit = cluster.memory if question.memory is None else question.memory
+    correction = Correction.of(attention, cluster) if attention else None
+    counts = Counts()
+    parts: list[FeasibleCells] = []
+    least = np.inf
+    virtual_stages: set[int] = set()
+    for grid in _all_grids(question, counts):
+        virtual_stages.update(np.unique(grid.interleave).tolist())
+        memory_terms = memory(grid, question)
+        total = np.broadcast_to(memory_terms["total_mm_cost"], grid.shape)
+        least = min(least, float(total.min()))
+        fits = total <= limit
+        counts.rejected["memory"] += fits.size - int(np.count_nonzero(fits))
+        if fits.any():
+            costs = price(grid, question, cluster, correction)
+            fields = {**_key(grid, question), **costs, **memory_terms}
+            parts.append(FeasibleCells.of(grid.shape, fits, fields))
+    return SearchResult(
+        question=question,
+        cluster=cluster.name,
+        mode="default",
+        candidates=counts.candidates,
+        rejected=counts.rejected,
+        least_memory=float(least) if np.isfinite(least) else None,
+        columns=Records.of(parts),
+        unsuited=tuple(sorted(counts.unsuited)),
+        notes=(*notes(cluster), *_unused_interleave(question, virtual_stages)),
+    )
+
+
+def _unused_interleave(question: Question, used: set[int]) -> tuple[str, ...]:
+    """Return a note on requested virtual stages per rank that no candidate has.
+
+    `used` are the numbers of virtual stages of all candidates. Without any candidate, the
+    result says why.
+    """
+    unused = sorted(set(question.interleave or ()) - used)
+    if not unused or not used:
+        return ()
+    return (
+        f"--interleave {', '.join(map(str, unused))} fits no strategy: it has to divide the "
+        "layers of a stage, and the pipeline stages the number of micro-batches",
+    )
+
+
+def _all_grids(question: Question, counts: Counts) -> Iterator[StrategyGrid]:
+    """Yield the candidates of all world sizes; raise `ConfigError` if there are too many."""
+    for world in question.world_sizes:
+        for grid in grids(question, world, counts):
+            if counts.cells > MOST:
+                raise ConfigError(
+                    f"more than {MOST} candidates: narrow the batch, or set --pp-sizes "
+                    "or --sp-sizes"
+                )
+            yield grid
+
+
+def notes(cluster: Cluster) -> tuple[str, ...]:
+    """Return the notes of a cluster on values that were not measured."""
+    return (f"{cluster.name}: {cluster.note}",) if cluster.note else ()
+
+
+# FlashAttention was measured up to this length, and from this local hidden size on.
+_LONGEST = 256 * 2**10
+_NARROWEST = 512
+
+
+def _key(grid: StrategyGrid, question: Question) -> Fields:
+    """Return the fields of a record that identify a strategy."""
+    extrapolated = question.flash and (
+        question.seq_len > _LONGEST or _width(question) // grid.sp < _NARROWEST
+    )
+    degrees = {
+        "algo": ALGOS.index(grid.algo),
+        "pp": grid.pp,
+        "sp": grid.sp,
+        "seq_len": question.seq_len,
+        "world_size": grid.world,
+        "ep": grid.ep,
+    }
+    return {
+        **{name: np.asarray(value, np.int64) for name, value in degrees.items()},
+        "wp_size": grid.para,
+        # As in the original simulator: shards of optimizer states over those of weights.
+        "zp_size": grid.os // grid.para,
+        "micro_bsz": grid.bsz,
+        "micro_num": grid.num,
+        "activation_ckpt": grid.recompute,
+        "interleave": np.asarray(grid.interleave),
+        "p_para": grid.para,
+        "p_grads": grid.grads,
+        "p_os": grid.os,
+        "modelsize": np.asarray(question.model.parameters / 1e9),
+        "extrapolated": np.asarray(extrapolated),
+    }
+
+
+def _width(question: Question) -> float:
+    return question.model.hidden * question.model.breadth
+
+
+def sensitivity(
+    question: Question,
+    cluster: Cluster,
+    best: Record | None,
+    attention: AttentionTable | None = None,
+) -> tuple[HardwareChange, ...]:
+    """Search again on clusters that differ in one thing, such as twice the link bandwidth.
+
+    Parameters
+    ----------
+    question, cluster
+        The job and its hardware.
+    best
+        Best strategy of the cluster as it is; None if there is none, and gains are then None.
+    attention
+        Measured times of attention; None without any.
+
+    Returns
+    -------
+    tuple of HardwareChange
+        The gain is the relative increase of tokens/s/GPU.
+
+    """
+    limit = cluster.memory if question.memory is None else question.memory
+    variants = {
+        "links in a node x2": (question, replace(cluster, bw_intra=2 * cluster.bw_intra)),
+        "links between nodes x2": (question, replace(cluster, bw_node=2 * cluster.bw_node)),
+        "memory bandwidth x2": (question, replace(cluster, hbm=2 * cluster.hbm)),
+        "memory x1.5": (replace(question, memory=1.5 * limit), cluster),
+        "arithmetic x1.5": (question, _with_faster_compute(cluster, 1.5)),
+    }
+    changes = []
+    for name, (varied, hardware) in variants.items():
+        new = next(iter(search(varied, hardware, attention=attention).best(1)), None)
+        gain = new["tgs"] / best["tgs"] - 1 if new and best else None
+        changes.append(HardwareChange(name=name, best=new, gain=gain))
+    return tuple(changes)
+
+
+def _with_faster_compute(cluster: Cluster, factor: float) -> Cluster:
+    """Return the cluster with GEMM and attention faster by a factor."""
+    attention, gemm = cluster.attention, cluster.gemm
+    if isinstance(gemm, GemmCurve):
+        gemm = replace(gemm, rates=tuple(rate * factor for rate in gemm.rates))
+    else:
+        gemm = replace(gemm, times=tuple(seconds / factor for seconds in gemm.times))
+    forward, backward = attention.rate
+    attention = replace(attention, rate=(forward * factor, backward * factor))
+    return replace(cluster, gemm=gemm, attention=attention, peak=cluster.peak * factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint:
+    """One search of a sweep."""
+
+    world_size: int
+    seq_len: int
+    candidates: int = 0
+    feasible: int = 0
+    best: Record | None = None
+    why: str = ""  # why there is no strategy; empty if there is one
+    # tokens/s/GPU over those of the smallest world size with a strategy.
+    scaling: float | None = None
+    # T_1 / (N T_N) of equal work; None if one GPU was not searched, or has no strategy.
+    scaling_factor: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the search as a JSON object."""
+        return {**asdict(self), "best": self.best and with_units(self.best)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SearchSweep(TableResult):
+    """Searches of a sweep, ordered by sequence length and then by world size."""
+
+    cells: tuple[SweepPoint, ...]
+    notes: tuple[str, ...] = ()  # of the cluster, and options without effect on any search
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        return {"cells": [cell.to_dict() for cell in self.cells], "notes": list(self.notes)}
+
+    def to_arrow(self) -> "pa.Table":
+        """Return a row per search, with fields of its best strategy, null without one."""
+        import pyarrow as pa
+
+        cells = self.contents()["cells"]
+        best: Record = next((cell["best"] for cell in cells if cell["best"]), {})
+        names = [name for name in best if name not in {"world_size", "seq_len"}]
+        own = ("world_size", "seq_len", "candidates", "feasible", "scaling", "scaling_factor")
+        rows = [
+            {name: cell[name] for name in own}
+            | {name: (cell["best"] or {}).get(name) for name in names}
+            for cell in cells
+        ]
+        return pa.Table.from_pylist(rows)
+
+    def figures(self) -> dict[str, str]:
+        """Return the number of searches, and of those with a strategy."""
+        feasible = sum(cell.best is not None for cell in self.cells)
+        return {"searches": str(len(self.cells)), "with a strategy": str(feasible)}
+
+
+def sweep(
+    question: Question,
+    cluster: Cluster,
+    seq_lens: Sequence[int],
+    attention: AttentionTable | None = None,
+) -> SearchSweep:
+    """Search every world size of the question at every sequence length.
+
+    Parameters
+    ----------
+    question
+        Model, batch and world sizes; its sequence length is replaced.
+    cluster
+        Cluster to search on.
+    seq_lens
+        Sequence lengths in tokens.
+    attention
+        Measured times of attention, which correct the times of the formula; None for the
+        formula alone.
+
+    Returns
+    -------
+    SearchSweep
+        A cell per sequence length and world size, world sizes ascending. `scaling` is the rate
+        per GPU divided by that of the smallest world size with a result, and `scaling_factor`
+        divided by that of one GPU.
+
+    """
+    cells, common = [], None
+    for seq_len in seq_lens:
+        smallest_rate = rate_of_one = None
+        for world in sorted(question.world_sizes):
+            point = replace(question, world_sizes=(world,), seq_len=seq_len)
+            cell, cell_notes = _cell(point, cluster, attention)
+            if cell.candidates:
+                common = [note for note in cell_notes if common is None or note in common]
+            if cell.best:
+                rate = cell.best["tgs"]
+                smallest_rate = smallest_rate or rate
+                rate_of_one = rate if world == 1 else rate_of_one
+                cell = replace(
+                    cell,
+                    scaling=rate / smallest_rate,
+                    scaling_factor=rate_of_one and rate / rate_of_one,
+                )
+            cells.append(cell)
+    return SearchSweep(cells=tuple(cells), notes=tuple(common or notes(cluster)))
+
+
+def _cell(
+    question: Question, cluster: Cluster, attention: AttentionTable | None
+) -> tuple[SweepPoint, Sequence[str]]:
+    """Search one world size and sequence length, and return the point and its notes.
+
+    If the search raises `ConfigError`, the point has its message.
+    """
+    point = SweepPoint(world_size=question.world_sizes[0], seq_len=question.seq_len)
+    try:
+        result = search(question, cluster, attention=attention)
+    except ConfigError as error:
+        return replace(point, why=str(error)), ()
+    best = next(iter(result.best(1)), None)
+    point = replace(
+        point,
+        candidates=result.candidates,
+        feasible=result.feasible,
+        best=best,
+        why="" if best else result.nearest(),
+    )
+    return point, result.notes

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from fastcomm.exchange.clocks import ClockOffset
 from fastcomm.idle import totals
 from fastcomm.metrics import outliers as heat_
 from fastcomm.metrics.findings import detection
@@ -25,6 +24,7 @@ from fastcomm.metrics.links import (
     pipeline_stages,
 )
 from fastcomm.metrics.matching import AlignedEvents, Matching, compare_all, matching
+from fastcomm.metrics.options import ClockAlignment
 from fastcomm.metrics.outliers import (
     Heat,
     HeatArrays,
@@ -34,7 +34,7 @@ from fastcomm.metrics.outliers import (
 from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.ungrouped import ExpectedMembers
-from fastcomm.options import ClockAlignment
+from fastcomm.ranks.clocks import ClockOffset
 from fastcomm.trace.columns import filled, table_of
 from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.run import Spread, named_ranks, ranges

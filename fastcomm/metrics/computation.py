@@ -1,34 +1,24 @@
-"""Compute the metrics of a run from the merged partial of all ranks."""
+"""Measure every rank in a worker, and compute the metrics of a run from the merged partial."""
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fastcomm import preparation
+from fastcomm.errors import ConfigError
+from fastcomm.executors.executor import OpenedRun, Task
+from fastcomm.formats.runs import with_world
+from fastcomm.hardware.clusters import load_node
 from fastcomm.idle import totals
 from fastcomm.idle.totals import IdleName
-from fastcomm.metrics import (
-    Partial,
-    described,
-    gaps,
-    iteration_clock,
-    missing_data,
-    note_warnings,
-    spill_files,
-    traffic,
-    with_steps,
-)
-from fastcomm.metrics.across import (
-    Across,
-    Material,
-    across,
-    clock_warnings,
-    matching_warnings,
-)
+from fastcomm.metrics import gaps, spill_files, traffic
+from fastcomm.metrics.across import Across, Material, across, clock_warnings, matching_warnings
 from fastcomm.metrics.breakdown import (
     Breakdown,
     IterationTimes,
@@ -46,21 +36,45 @@ from fastcomm.metrics.breakdown import (
 from fastcomm.metrics.findings.detection import symptoms
 from fastcomm.metrics.findings.finding import Finding, findings_table, in_order
 from fastcomm.metrics.findings.parts import StepTimes
-from fastcomm.metrics.network import LevelUse, Network, network
-from fastcomm.metrics.nodes import (
+from fastcomm.metrics.findings.slow_gemms import slow_gemms
+from fastcomm.metrics.network import (
     FoundNodes,
+    LevelUse,
+    Network,
+    NetworkLevel,
     NodeFacts,
     find_nodes,
     group_levels,
     joined_levels,
+    network,
+)
+from fastcomm.metrics.options import ByteKind, ClockAlignment, MetricsOptions
+from fastcomm.metrics.partial import (
+    Partial,
+    RankNote,
+    described,
+    iteration_clock,
+    merge,
+    missing_data,
+    note_warnings,
+    spill,
+    with_steps,
+    without_device_clock,
 )
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
-from fastcomm.options import ByteKind, ClockAlignment
 from fastcomm.trace.columns import table_of
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import SkippedRank, Spread, agreed_size, expected_ranks, one_by_one
+from fastcomm.trace.run import (
+    RunTraces,
+    SkippedRank,
+    Spread,
+    agreed_size,
+    expected_ranks,
+    one_by_one,
+    ranges,
+)
 from fastcomm.trace.schema import OPS
 
 
@@ -396,3 +410,166 @@ def _group_tags(partial: Partial, groups: pa.Table) -> pa.Table:
     )
     rows = rows.rename_columns([*keys, "on_ranks", "events", "level"])
     return rows.sort_by([(key, "ascending") for key in ("tag", "description", "size")])
+
+
+def compute_metrics(run: OpenedRun, options: MetricsOptions | None = None) -> Metrics:
+    """Measure a run: METRIC 0 to 5 of the specification, and comparisons across ranks.
+
+    Iterations are on the device's clock if every rank with device work has its launches
+    recorded, and otherwise by the host's marks, on all ranks alike.
+
+    Parameters
+    ----------
+    run
+        The traces.
+    options
+        What is measured; by default all steps.
+
+    Raises
+    ------
+    FastcommError
+        If a rank cannot be read; of a run that goes on, if none can.
+
+    """
+    options = options or MetricsOptions()
+    run.compile(preparation.compile_kernels)
+    link = options.link_bandwidth
+    question = _Question(
+        byte_kind=options.bytes,
+        link=run.link_bandwidth if link is None else float(link),
+        only=None if options.steps is None else frozenset(options.steps),
+        warnings=run.warnings,
+        guessed_ranks=run.guessed_ranks,
+        world_size=run.world_size,
+        clock_alignment=options.clock_alignment,
+        with_tables=options.with_tables,
+        node_facts=_node_facts(run, options),
+    )
+    measured = _measured(run, question)
+    measured = replace(measured, tokens_per_step=options.tokens_per_step)
+    if not options.flops:
+        return measured
+    # Slow imports, and most runs are measured without FLOPs.
+    from fastcomm.device_work.analysis import answered
+    from fastcomm.device_work.totals import WorkQuestion
+
+    work = WorkQuestion(by=("category",), steps=options.steps, flops=True, gpu=options.gpu)
+    (kernels,) = answered(run, work)
+    gemms = slow_gemms(kernels.findings, kernels.read.ranks, kernels.step_ns or 0.0)
+    findings = in_order([*measured.findings, *gemms])
+    tables = {**measured.tables, "findings": findings_table(findings)}
+    return replace(measured, flops=kernels.flops, findings=findings, tables=tables)
+
+
+def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:
+    """Return what options, cluster and configuration state about nodes."""
+    if options.cluster is None:
+        limits: dict[NetworkLevel, float | None] = {
+            "node": run.scale_up,
+            "network": run.scale_out,
+        }
+        return NodeFacts(gpus_per_node=options.gpus_per_node, limits=limits)
+    gpus, links = load_node(options.cluster)
+    return NodeFacts(
+        gpus_per_node=options.gpus_per_node,
+        cluster_gpus=gpus,
+        limits={"node": links.intra, "network": links.inter},
+    )
+
+
+def _measured(run: OpenedRun, question: "_Question") -> Metrics:
+    """Measure a run, again by the host's marks if its ranks cannot all be on one clock."""
+    result = run.gather(_task(question))
+    if isinstance(result, Metrics):
+        return result
+    # A rank alone cannot know whether all others have launches: most often they do.
+    second = run.gather(_task(replace(question, by_host=result)))
+    assert isinstance(second, Metrics)
+    return second
+
+
+def _task(question: "_Question") -> Task[Partial, "Metrics | tuple[int, ...]"]:
+    return Task(
+        measure=partial(
+            Partial.of,
+            byte_kind=question.byte_kind,
+            only=question.only,
+            by_host=bool(question.by_host),
+        ),
+        merge=merge,
+        finish=question.answer,
+        spill=spill,
+        content="metrics",
+        takes_many=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """Options and facts of a run that metrics need besides the partial results of its ranks.
+
+    `by_host` are the ranks that force all iterations to be by marks on the host.
+    """
+
+    byte_kind: ByteKind
+    link: float | None
+    only: frozenset[int] | None
+    warnings: tuple[str, ...]
+    guessed_ranks: tuple[int, ...]
+    world_size: int | None
+    clock_alignment: ClockAlignment
+    with_tables: bool
+    node_facts: NodeFacts
+    by_host: tuple[int, ...] = ()
+
+    def answer(
+        self, whole: Partial, skipped: Sequence[SkippedRank], spread: Spread
+    ) -> Metrics | tuple[int, ...]:
+        """Return the metrics from the merged partial result of all ranks.
+
+        If iterations of ranks are on different clocks, all are taken on the host clock.
+        """
+        if apart := without_device_clock(whole.notes):
+            return apart
+        if self.only is not None:
+            self._check_steps(whole)
+        return compute(
+            whole,
+            byte_kind=self.byte_kind,
+            link=self.link,
+            warnings=self._warnings(whole.notes),
+            world_size=self.world_size,
+            skipped=sorted(skipped, key=lambda skipped: skipped.path),
+            clock_alignment=self.clock_alignment,
+            spread=spread,
+            with_tables=self.with_tables,
+            node_facts=self.node_facts,
+        )
+
+    def _check_steps(self, whole: Partial) -> None:
+        """Raise `ConfigError` if steps were chosen that no rank has, or none."""
+        present = whole.iterations["iteration"].unique().to_pylist()
+        missing = (self.only or frozenset()).difference(present)
+        if missing or not present:
+            numbers = sorted({note.steps or "no steps" for note in whole.notes})
+            raise ConfigError(
+                f"no step {ranges(sorted(missing))}; the run has {' or '.join(numbers)}"
+            )
+
+    def _warnings(self, notes: Sequence[RankNote]) -> tuple[str, ...]:
+        """Return the warnings of the run, with the world size that its ranks state."""
+        # A file that is alone says its rank with its world.
+        ranks = (
+            [note.rank for note in notes]
+            if len(self.guessed_ranks) == 1
+            else self.guessed_ranks
+        )
+        world = agreed_size((note.rank, note.world_size) for note in notes)
+        warnings = with_world(self.warnings, ranks, world)
+        if not self.by_host:
+            return warnings
+        return (
+            *warnings,
+            "the iterations of all ranks are by the host's marks, because rank "
+            f"{ranges(self.by_host)} cannot be on the device's clock",
+        )

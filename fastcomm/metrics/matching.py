@@ -14,7 +14,11 @@ from typing import NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.exchange.arrivals import (
+from fastcomm.metrics import spill_files, ungrouped
+from fastcomm.metrics.skew import NO_PAIR, MatchedCollectives, Skews, Transfers, WaitSums, skews
+from fastcomm.metrics.spill_files import Cells, EventBatch
+from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
+from fastcomm.ranks.arrivals import (
     CommunicationEvents,
     Completeness,
     MatchedEvents,
@@ -24,17 +28,13 @@ from fastcomm.exchange.arrivals import (
     match_collectives,
     message_participants,
 )
-from fastcomm.exchange.clocks import (
+from fastcomm.ranks.clocks import (
     ClockOffset,
     EndOffsets,
     matched_end_offsets,
     offset_by_row,
     offsets_with_limits,
 )
-from fastcomm.metrics import spill_files, ungrouped
-from fastcomm.metrics.skew import NO_PAIR, MatchedCollectives, Skews, Transfers, WaitSums, skews
-from fastcomm.metrics.spill_files import Cells, EventBatch
-from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
 from fastcomm.trace.run import Spread
 from fastcomm.trace.schema import FROM_ROOT, OP, ROOTED, TO_ROOT
 from fastcomm.units import counted

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.hardware.utilization import StepFlops
+from fastcomm.hardware.gpus import StepFlops
 from fastcomm.idle import totals
 from fastcomm.idle.totals import IdleName
 from fastcomm.metrics import gaps
@@ -25,9 +25,9 @@ from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.gaps import Outside
 from fastcomm.metrics.headline import RunSummary, headline, health
 from fastcomm.metrics.network import Network
+from fastcomm.metrics.options import ByteKind
 from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume, divided
-from fastcomm.options import ByteKind
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank, expected_ranks
 from fastcomm.units import format_ns

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.exchange.arrivals import CommunicationEvents, MatchedEvents
+from fastcomm.ranks.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.trace.columns import alike, members, percentile, sums
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OP, OPS

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.exchange.clocks import EndOffsets
-from fastcomm.exchange.sequences import edges
-from fastcomm.exchange.ungrouped import LEAST, Refusal, Sample, Stream, places
 from fastcomm.metrics import spill_files
 from fastcomm.metrics.spill_files import EventBatch
+from fastcomm.ranks.clocks import EndOffsets
+from fastcomm.ranks.matching import LEAST, Refusal, Sample, Stream, places
+from fastcomm.ranks.sequences import edges
 from fastcomm.trace.columns import filled
 from fastcomm.trace.run import Spread
 from fastcomm.trace.schema import EVEN

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.exchange import clocks
 from fastcomm.idle.causes import CAUSES
-from fastcomm.options import ByteKind
+from fastcomm.metrics.options import ByteKind
+from fastcomm.ranks import clocks
 from fastcomm.trace.columns import filled
 from fastcomm.trace.iterations import are_numbered
 from fastcomm.trace.parallelisms import TAGS

@@ -15,7 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.errors import FastcommError
-from fastcomm.readers.dpro import (
+from fastcomm.formats.dpro.communication import COUNTS
+from fastcomm.formats.dpro.job import TREE, LocalGraph, NamePair, Topology, Tree
+from fastcomm.formats.dpro.trial import Trial
+from fastcomm.formats.dpro.uniform import (
     COARSE,
     IN,
     OUT,
@@ -26,9 +29,6 @@ from fastcomm.readers.dpro import (
     is_rank,
     long_name,
 )
-from fastcomm.readers.dpro.communication import COUNTS
-from fastcomm.readers.dpro.job import TREE, LocalGraph, NamePair, Topology, Tree
-from fastcomm.readers.dpro.trial import Trial
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 _NUMBER = re.compile(r"\d+$")

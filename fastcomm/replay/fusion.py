@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fastcomm.errors import FastcommError
-from fastcomm.readers.dpro.trial import Trial
-from fastcomm.replay import Replayed, Replayer
+from fastcomm.formats.dpro.trial import Trial
 from fastcomm.replay.dependency import Group, combined, group_name, over_network
+from fastcomm.replay.replayed import Replayed, Replayer
 
 _TEST_INTERVAL = 10  # every tenth group, by size, tests the model instead of fitting it
 

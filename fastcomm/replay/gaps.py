@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from fastcomm.readers.dpro import (
+from fastcomm.formats.dpro.statistics import Statistics
+from fastcomm.formats.dpro.uniform import (
     COARSE,
     REQUESTS,
     STAGES,
@@ -17,7 +18,6 @@ from fastcomm.readers.dpro import (
     category,
     coarse,
 )
-from fastcomm.readers.dpro.statistics import Statistics
 from fastcomm.replay.dependency import Dependencies
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 

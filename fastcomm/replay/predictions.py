@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.graph.edits import Edit
-from fastcomm.graph.selection import durations_after
-from fastcomm.options import TrialReplayOptions
-from fastcomm.readers.dpro import COMMUNICATION, COMPUTATION, OUT, Name, long_name
-from fastcomm.readers.dpro.job import RING, Topology
-from fastcomm.readers.dpro.trial import Trial
-from fastcomm.replay import Replayed, Replayer, ReplayPath
+from fastcomm.formats.dpro.job import RING, Topology
+from fastcomm.formats.dpro.trial import Trial
+from fastcomm.formats.dpro.uniform import COMMUNICATION, COMPUTATION, OUT, Name, long_name
+from fastcomm.graph.edits import Edit, durations_after
 from fastcomm.replay.dependency import Dependencies, combined, group_name, over_network
 from fastcomm.replay.fusion import Fusion, fusion
 from fastcomm.replay.gaps import Measured
+from fastcomm.replay.options import TrialReplayOptions
+from fastcomm.replay.replayed import Replayed, Replayer, ReplayPath
 from fastcomm_kernels.arrays import Flags, Floats
 
 

@@ -13,14 +13,14 @@ from xml.sax.saxutils import escape, quoteattr
 import pyarrow as pa
 
 from fastcomm.checks import invalid_value
-from fastcomm.graph import networkx_for
+from fastcomm.formats.dpro.statistics import StepTime
+from fastcomm.formats.dpro.trial import Trial
 from fastcomm.graph.edits import Edit, Interval, not_validated
-from fastcomm.readers.dpro.statistics import StepTime
-from fastcomm.readers.dpro.trial import Trial
-from fastcomm.replay import Options, Replayed, Replayer, ReplayPath, critical_path
+from fastcomm.graph.graph import networkx_for
 from fastcomm.replay.dependency import dependencies
 from fastcomm.replay.gaps import measured
 from fastcomm.replay.predictions import Predictions, Removed
+from fastcomm.replay.replayed import Options, Replayed, Replayer, ReplayPath, critical_path
 from fastcomm.result import Result
 from fastcomm.trace.run import ReadRanks, SkippedRank
 from fastcomm.units import format_ns, signed_percent

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastcomm.graph import EDGE_KIND, DeviceGraph, Graph, measured_delays
-from fastcomm.readers.dpro import HOST, Name
-from fastcomm.readers.dpro.inputs import Naming, pid, plain
-from fastcomm.readers.dpro.statistics import RankSteps, StepTime
-from fastcomm.replay import Options, Replayer, categories_of
+from fastcomm.formats.dpro.statistics import RankSteps, StepTime
+from fastcomm.formats.dpro.trial import Naming, pid, plain
+from fastcomm.formats.dpro.uniform import HOST, Name
+from fastcomm.graph.graph import EDGE_KIND, DeviceGraph, Graph, measured_delays
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import Measured
+from fastcomm.replay.replayed import Options, Replayer, categories_of
 from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import replay as kernels

@@ -1,1 +1,1 @@
-"""What a result looks like: on a terminal, in files."""
+"""The page of a run."""

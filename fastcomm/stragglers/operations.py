@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from fastcomm import arrow_files, files
 from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError, shell_quoted
-from fastcomm.readers import tables
-from fastcomm.readers.detection import no_such_path, refuse_standard_input
+from fastcomm.formats import tables
+from fastcomm.formats.detection import no_such_path, refuse_standard_input
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
@@ -187,8 +187,9 @@ def _refuse_traces(path: Path) -> None:
 
     The error suggests a command that reads the input.
     """
-    from fastcomm.readers import detection, packed
-    from fastcomm.readers.config import Config
+    from fastcomm.formats import detection
+    from fastcomm.formats.config import Config
+    from fastcomm.formats.sources import packed
 
     refuse_standard_input(path)
     if remedy := packed(path):

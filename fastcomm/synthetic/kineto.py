@@ -7,9 +7,8 @@ from enum import Flag, auto
 
 from fastcomm.synthetic.catalog import KERNELS, ROOT_PLACE, SyntheticCall, host_args
 from fastcomm.synthetic.job import Job
-from fastcomm.synthetic.pipeline import BASE_NS
+from fastcomm.synthetic.pipeline import BASE_NS, COMPUTE, SYNC_NS
 from fastcomm.synthetic.play import HOST_RANGES, HostRange, PlannedWork, RankStep
-from fastcomm.synthetic.stage import COMPUTE, SYNC_NS
 
 LISTED = 30  # most items of a list in an argument; PyTorch drops further ones
 

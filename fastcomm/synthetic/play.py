@@ -15,8 +15,14 @@ import numpy as np
 from fastcomm.synthetic import catalog, pipeline
 from fastcomm.synthetic.catalog import OPERATIONS, SyntheticCall, groups
 from fastcomm.synthetic.job import Job
-from fastcomm.synthetic.pipeline import PipelineMessage
-from fastcomm.synthetic.stage import SYNC_NS, StageRun, StageSchedule, Transfer, WorkPlan
+from fastcomm.synthetic.pipeline import (
+    SYNC_NS,
+    PipelineMessage,
+    StageRun,
+    StageSchedule,
+    Transfer,
+    WorkPlan,
+)
 from fastcomm_kernels.arrays import Ints
 
 

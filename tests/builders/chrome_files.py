@@ -6,8 +6,8 @@ from decimal import Decimal
 
 from oracles.chrome import DETAIL_NUMBERS, KEPT, KINDS, NUMBERS, TEXTS
 
-from fastcomm.readers import stream
-from fastcomm.readers.kineto import chrome
+from fastcomm.formats import stream
+from fastcomm.formats.kineto import chrome
 from fastcomm_kernels.arrays import NULL
 from fastcomm_kernels.json_events import KEEP_ALL, KEEP_LONG, KEEP_NAMED, KEEP_NONE, TEXT_LANE
 

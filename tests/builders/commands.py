@@ -2,7 +2,7 @@
 
 from click.testing import CliRunner
 
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 
 
 def invoke(*words, code=0):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fuzz import options
 
-from fastcomm.analyses.preparation import compile_critical_path
+from fastcomm.preparation import compile_critical_path
 
 if __name__ == "__main__":
     compile_critical_path("hta")

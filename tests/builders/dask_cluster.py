@@ -13,7 +13,7 @@ from time import sleep
 from builders.places import TESTS
 
 from fastcomm.errors import TraceFileError
-from fastcomm.executors import Task, both
+from fastcomm.executors.executor import Task, both
 from fastcomm.trace.run import RunTraces, Source
 
 # Dask looks after dead processes at once, and waits for nothing.

@@ -7,11 +7,11 @@ dispatch and BF16 combine. What they call RDMA bandwidth counts the sender's own
 
 from dataclasses import dataclass
 
-from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import Terms, deepep
 from fastcomm.dispatch.traffic import Traffic
 from fastcomm.dispatch.workload import Workload
-from fastcomm.hardware import GpuLinks
+from fastcomm.hardware.clusters import GpuLinks
 
 FP8_BYTES = 7392  # 7168 of one byte, a 4-byte scale for each 128 of them
 BF16_BYTES = 14336

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from builders import kineto_text as k
 from click.testing import CliRunner
 
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 
 LONGEST = 60  # seconds
 

@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.links import Link
+from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.skew import Skew, Wait
-from fastcomm.report.html.glossary import GLOSSARY
+from fastcomm.show.glossary import GLOSSARY
 
 VOID = {"meta", "link", "input", "br"}
 

@@ -3,12 +3,10 @@
 from hypothesis import strategies as st
 from oracles import isp as oracle
 
-from fastcomm.hardware import load
-from fastcomm.isp.internevo import MicroBatchRule, Question
-from fastcomm.isp.internevo.block import StrategyGrid
-from fastcomm.isp.internevo.space import divisors
-from fastcomm.isp.model import Experts, Latent, Model
-from fastcomm.isp.presets import internlm
+from fastcomm.hardware.clusters import load
+from fastcomm.isp.question import MicroBatchRule, Question
+from fastcomm.isp.space import StrategyGrid, divisors
+from fastcomm.models import Experts, Latent, Model, internlm
 
 A800 = load("a800")
 ANY = MicroBatchRule(least=1, most=1 << 50)

@@ -4,9 +4,9 @@ import csv
 import gzip
 import re
 
-from fastcomm.compat.isp_space import OriginalRules
-from fastcomm.isp import presets
-from fastcomm.isp.internevo import MicroBatchRule, Question
+from fastcomm import models
+from fastcomm.compat.isp import OriginalRules
+from fastcomm.isp.question import MicroBatchRule, Question
 
 GOLDEN = {
     "s25_strict_wdp1_7B_w64_s4096": 28202,
@@ -20,7 +20,7 @@ _NAME = re.compile(r"s(2[45])_(\w+)_wdp([01])_(\d+)B_w(\d+)_s(\d+)")
 
 def ask(size, world, seq_len, tokens=4 << 20):
     return Question(
-        model=presets.internlm(size),
+        model=models.internlm(size),
         world_sizes=(world,),
         seq_len=seq_len,
         batch=MicroBatchRule(least=tokens, most=tokens),

@@ -5,9 +5,9 @@ import json
 from builders.places import ROOT
 from jsonschema import Draft202012Validator
 
-from fastcomm.isp.plan import Plan
-from fastcomm.isp.presets import load
-from fastcomm.isp.runs import TrainingRun
+from fastcomm.models import load
+from fastcomm.planning.job import Plan
+from fastcomm.planning.runs import TrainingRun
 
 PRICE = (
     *("isp", "price", "--model", "llama3-70b", "--world-size", "64"),

@@ -3,8 +3,8 @@
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.computation import compute
+from fastcomm.metrics.partial import Partial, merge
 from fastcomm.synthetic.catalog import groups
 from fastcomm.synthetic.play import steps
 from fastcomm.trace import schema

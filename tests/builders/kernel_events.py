@@ -4,7 +4,7 @@ from collections import Counter
 
 from builders import kineto_text as k
 
-from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.ingest.ingest import ingest, plan
 
 
 def python(name, ts, dur, tid=1):

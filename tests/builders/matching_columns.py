@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fastcomm.exchange.matching import CollectiveCalls, match
+from fastcomm.ranks.matching import CollectiveCalls, match
 from fastcomm_kernels.arrays import NONE, NULL
 
 

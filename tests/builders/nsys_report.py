@@ -8,7 +8,10 @@ from contextlib import closing
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fastcomm.synthetic import Job, NsysVariant, play, write_nsys
+from fastcomm.synthetic import play
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.nsys.export import write_nsys
+from fastcomm.synthetic.nsys.tables import NsysVariant
 
 SMALL = Job.of(8, steps=2, micro_batches=2, layers=1)  # tp 2, pp 2, dp 2, ep 2
 ELEMENT = {"BFloat16": 2, "Float": 4, "Long": 8}

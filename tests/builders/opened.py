@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from fastcomm.analyses.workers import executor_of
-from fastcomm.executors import Executor, Local
-from fastcomm.executors.opened import OpenedRun
-from fastcomm.readers import runs
-from fastcomm.readers.config import Config
+from fastcomm.executors.executor import Executor, Local, OpenedRun, executor_of
+from fastcomm.formats import runs
+from fastcomm.formats.config import Config
 from fastcomm.trace.run import RunTraces
 
 

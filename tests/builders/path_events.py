@@ -2,10 +2,10 @@
 
 from builders import kineto_text as k
 
-from fastcomm.critical_path.analysis import analyze
+from fastcomm.critical_path.search import analyze
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
 from fastcomm.options import Window
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
 
 WHOLE = Window(annotation="")
 

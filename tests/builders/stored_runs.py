@@ -3,11 +3,11 @@
 from builders import kineto_text as k
 from builders.opened import open_run
 
-from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.analyses.measure import compute_metrics
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.config import Config
-from fastcomm.store import files, writer
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.config import Config
+from fastcomm.formats.store import files, writer
+from fastcomm.ingest.ingest import ingest, plan
+from fastcomm.metrics.computation import compute_metrics
 
 WHOLE = TraceOptions(whole=True)
 

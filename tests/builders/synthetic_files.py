@@ -4,8 +4,9 @@ import json
 
 from hypothesis import strategies as st
 
-from fastcomm.synthetic import Job, Variant, text
-from fastcomm.synthetic.job import FAULTS, IDLE_FAULTS
+from fastcomm.synthetic.job import FAULTS, IDLE_FAULTS, Job
+from fastcomm.synthetic.kineto import Variant
+from fastcomm.synthetic.traces import text
 
 LINK = 50e9
 

@@ -4,11 +4,11 @@ from builders import kineto_text as k
 from click.testing import CliRunner
 
 import fastcomm
-from fastcomm.cli import main
-from fastcomm.critical_path.analysis import analyze
+from fastcomm.cli.main import main
+from fastcomm.critical_path.search import analyze
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
 from fastcomm.options import Window
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
 
 US = 1000
 TP = {"Process_Group_Description": "TENSOR_MODEL_PARALLEL_GROUP"}

@@ -10,7 +10,7 @@ import pytest
 from builders import kineto_text as k
 from click.testing import CliRunner
 
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 
 STEP = [
     k.mark("ProfilerStep#3", 0, 100),

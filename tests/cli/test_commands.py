@@ -10,10 +10,11 @@ from builders.html_page import parsed, without_scripts
 from builders.opened import open_run
 from click.testing import CliRunner
 
-from fastcomm.analyses.measure import compute_metrics
-from fastcomm.cli import main
-from fastcomm.report.commands import Suggestions
-from fastcomm.synthetic import Job, write
+from fastcomm.cli.main import main
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.findings.suggestions import Suggestions
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 NSYS = ["mfu_2gpu.sqlite", "nccl_nvtx_4rank.sqlite"]
 

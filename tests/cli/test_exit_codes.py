@@ -6,7 +6,7 @@ import pytest
 from builders.shared_data import needs, path_of
 from click.testing import CliRunner
 
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 
 COMMANDS = [
     "info", "metrics", "report", "kernels", "critical-path", "what-if --scale comm=0.5",

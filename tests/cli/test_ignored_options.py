@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 import fastcomm
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.errors import ConfigError
 
 COMMANDS = [

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from docs import pages
-from fastcomm.cli import main
 from fastcomm.cli.commands import Option, group_title, meaning
+from fastcomm.cli.main import main
 
 COMMANDS = pages.commands()
 LINES, WIDTH = 60, 80
@@ -260,7 +260,8 @@ def test_a_wrong_command_line_and_a_wrong_input_have_their_exit_codes(tmp_path):
 
 
 def test_the_main_help_loads_no_command_and_no_cloup():
-    code = "import sys; from fastcomm.cli import main; main(['--help'], standalone_mode=False);"
+    code = "import sys; from fastcomm.cli.main import main\n"
+    code += "main(['--help'], standalone_mode=False);"
     code += "print({'cloup', 'numpy', 'pyarrow', 'fastcomm.cli.commands'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -13,11 +13,11 @@ from builders.opened import open_run
 from fuzz import options
 
 import fastcomm
-from fastcomm import hardware
-from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli.parameter_types import Number, numbers
 from fastcomm.errors import ConfigError
-from fastcomm.options import MetricsOptions
+from fastcomm.hardware import clusters
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.options import MetricsOptions
 
 MOST_MEMORY = 1 << 30
 COMMANDS = options.commands()
@@ -229,7 +229,7 @@ def numbers_of(text):
 @pytest.mark.parametrize("value", BAD)
 def test_numbers_of_a_cluster_file_have_a_range(tmp_path, value):
     text = re.sub(
-        "#.*", "", (Path(hardware.__file__).parent / "data" / "a800.toml").read_text()
+        "#.*", "", (Path(clusters.__file__).parent / "data" / "a800.toml").read_text()
     )
     places = numbers_of(text)
     assert len(places) > 40
@@ -237,7 +237,7 @@ def test_numbers_of_a_cluster_file_have_a_range(tmp_path, value):
     for begin, end in places:
         path.write_text(text[:begin] + value + text[end:])
         with pytest.raises(ConfigError, match=str(path)):
-            hardware.load(path)
+            clusters.load(path)
 
 
 @pytest.mark.parametrize("value", [*BAD, "0"])

@@ -7,8 +7,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from fastcomm.cli import COMMANDS, main
-from fastcomm.synthetic import Job, write
+from fastcomm.cli.main import COMMANDS, main
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 JOB = Job.of(2, steps=2, layers=1, micro_batches=1)
 
@@ -124,7 +125,7 @@ def test_completion_prints_a_script_of_the_shell(shell):
 
 def test_help_loads_no_heavy_modules():
     code = (
-        "import sys\nfrom fastcomm.cli import main\n"
+        "import sys\nfrom fastcomm.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "heavy = {'numpy', 'numba', 'pyarrow', 'rich', 'tomllib'} & set(sys.modules)\n"
         "assert not heavy, heavy"

@@ -7,9 +7,15 @@ import pytest
 from fuzz.options import commands
 
 import fastcomm
-from fastcomm import options
+from fastcomm.critical_path.options import PathOptions
+from fastcomm.device_work.options import KernelOptions
+from fastcomm.dispatch.options import DispatchOptions, WorkloadOptions
 from fastcomm.errors import ConfigError
-from fastcomm.planning_options import DispatchOptions, WorkloadOptions
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.options import EditOptions, ReadOptions
+from fastcomm.replay.options import RunReplayOptions, TrialReplayOptions
+from fastcomm.report.options import ReportOptions
+from fastcomm.stragglers.options import StragglerOptions
 
 COMMANDS = commands()
 ASKED = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 1 << 20}
@@ -38,15 +44,15 @@ def test_all_commands_that_read_runs_build_options():
 @pytest.mark.parametrize(
     ("name", "function", "kind"),
     [
-        ("metrics", fastcomm.Run.metrics, options.MetricsOptions),
-        ("report", fastcomm.Run.report, options.ReportOptions),
-        ("compare", fastcomm.compare, options.MetricsOptions),
-        ("kernels", fastcomm.Run.kernels, options.KernelOptions),
-        ("critical-path", fastcomm.Run.critical_path, options.PathOptions),
-        ("replay", fastcomm.Run.replay, options.RunReplayOptions),
-        ("stragglers", fastcomm.Run.stragglers, options.StragglerOptions),
-        ("dpro replay", fastcomm.replay_trial, options.TrialReplayOptions),
-        ("what-if", fastcomm.CriticalPath.what_if, options.EditOptions),
+        ("metrics", fastcomm.Run.metrics, MetricsOptions),
+        ("report", fastcomm.Run.report, ReportOptions),
+        ("compare", fastcomm.compare, MetricsOptions),
+        ("kernels", fastcomm.Run.kernels, KernelOptions),
+        ("critical-path", fastcomm.Run.critical_path, PathOptions),
+        ("replay", fastcomm.Run.replay, RunReplayOptions),
+        ("stragglers", fastcomm.Run.stragglers, StragglerOptions),
+        ("dpro replay", fastcomm.replay_trial, TrialReplayOptions),
+        ("what-if", fastcomm.CriticalPath.what_if, EditOptions),
     ],
 )
 def test_a_function_takes_the_options_that_its_command_builds(name, function, kind):
@@ -76,17 +82,29 @@ def test_unknown_options_and_values_of_a_search_are_errors(values, message):
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (options.ReadOptions, {"tp": 0}, "invalid tp 0"),
-        (options.ReadOptions, {"tp": True}, "invalid tp True: expected a whole number"),
-        (options.ReadOptions, {"ranks": 0.5}, "invalid ranks 0.5: expected a list"),
-        (options.ReadOptions, {"ranks": ["a"]}, "invalid ranks 'a': expected a whole number"),
-        (options.ReadOptions, {"step_boundary": "gpu"}, "expected one of auto, device, host"),
-        (options.MetricsOptions, {"link_bandwidth": "fast"}, "bandwidth 'fast'"),
-        (options.MetricsOptions, {"steps": [-1]}, "invalid steps -1"),
-        (options.PathOptions, {"step": 1, "annotation": "x"}, "contradict"),
-        (options.PathOptions, {"rank": -1}, "invalid rank -1"),
-        (options.PathOptions, {"instance": 1}, "instance needs annotation"),
-        (options.PathOptions, {"exact": True}, "exact needs annotation"),
+        (ReadOptions, {"tp": 0}, "invalid tp 0"),
+        (
+            ReadOptions,
+            {"tp": True},
+            "invalid tp True: expected a whole number",
+        ),
+        (ReadOptions, {"ranks": 0.5}, "invalid ranks 0.5: expected a list"),
+        (
+            ReadOptions,
+            {"ranks": ["a"]},
+            "invalid ranks 'a': expected a whole number",
+        ),
+        (
+            ReadOptions,
+            {"step_boundary": "gpu"},
+            "expected one of auto, device, host",
+        ),
+        (MetricsOptions, {"link_bandwidth": "fast"}, "bandwidth 'fast'"),
+        (MetricsOptions, {"steps": [-1]}, "invalid steps -1"),
+        (PathOptions, {"step": 1, "annotation": "x"}, "contradict"),
+        (PathOptions, {"rank": -1}, "invalid rank -1"),
+        (PathOptions, {"instance": 1}, "instance needs annotation"),
+        (PathOptions, {"exact": True}, "exact needs annotation"),
         (
             WorkloadOptions,
             {"law": "zipf", "compat": "seed"},
@@ -98,7 +116,11 @@ def test_unknown_options_and_values_of_a_search_are_errors(values, message):
             "zipf_alpha has no effe",
         ),
         (DispatchOptions, {"demand": "all"}, "expected one of copies, unique"),
-        (options.StragglerOptions, {"threshold": float("nan")}, "invalid threshold nan"),
+        (
+            StragglerOptions,
+            {"threshold": float("nan")},
+            "invalid threshold nan",
+        ),
     ],
 )
 def test_options_check_their_values(kind, values, message):
@@ -107,13 +129,13 @@ def test_options_check_their_values(kind, values, message):
 
 
 def test_lists_become_tuples():
-    assert options.ReadOptions(ranks=range(3)).ranks == (0, 1, 2)
-    assert options.MetricsOptions(steps=[4, 5]).steps == (4, 5)
+    assert ReadOptions(ranks=range(3)).ranks == (0, 1, 2)
+    assert MetricsOptions(steps=[4, 5]).steps == (4, 5)
 
 
 def test_functions_that_take_options_show_them():
     shown = inspect.signature(fastcomm.Run.metrics).parameters
-    assert [*shown][1:] == [each.name for each in fields(options.MetricsOptions)]
+    assert [*shown][1:] == [each.name for each in fields(MetricsOptions)]
     assert shown["bytes"].default == "payload"
     assert inspect.signature(fastcomm.search_strategies).parameters["p2p"].default == "whole"
     assert [*inspect.signature(fastcomm.open).parameters][:2] == ["paths", "workers"]

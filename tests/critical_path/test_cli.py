@@ -9,9 +9,10 @@ from builders import golden_critical_path as golden
 from builders import kineto_text as k
 from click.testing import CliRunner
 
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.compat import hta
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 EVENTS = [
     k.mark("ProfilerStep#0", 0, 100),

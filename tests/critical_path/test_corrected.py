@@ -11,7 +11,7 @@ from builders.path_events import US, WHOLE, call, op, read, steps, sync, work
 from hypothesis import given
 
 from fastcomm.compat import hta
-from fastcomm.critical_path.analysis import analyze
+from fastcomm.critical_path.search import analyze
 from fastcomm.errors import FastcommError
 
 

@@ -9,14 +9,14 @@ from builders.places import SCHEMAS
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from fastcomm.cli import main
-from fastcomm.critical_path.analysis import analyze
+from fastcomm.cli.main import main
 from fastcomm.critical_path.data import data_dependencies
+from fastcomm.critical_path.search import analyze
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.formats import execution_traces
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
 from fastcomm.options import Window
-from fastcomm.readers import execution_traces
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
 
 US = 1000
 MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"

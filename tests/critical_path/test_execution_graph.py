@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcomm
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.errors import FastcommError
-from fastcomm.readers import execution_traces
-from fastcomm.synthetic import Job, write
+from fastcomm.formats import execution_traces
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
 

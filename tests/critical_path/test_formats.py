@@ -9,11 +9,13 @@ import pytest
 from builders.opened import open_run
 from click.testing import CliRunner
 
-from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.cli import main
-from fastcomm.critical_path.analysis import joined
+from fastcomm.cli.main import main
+from fastcomm.critical_path.search import joined
+from fastcomm.ingest.ingest import ingest, plan
 from fastcomm.options import Window
-from fastcomm.synthetic import Job, write, write_nsys
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.nsys.export import write_nsys
+from fastcomm.synthetic.traces import write
 from fastcomm.trace.schema import KIND
 
 # Four stages: messages go between two of a group of four.

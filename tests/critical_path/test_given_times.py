@@ -14,16 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcomm
-from fastcomm.analyses.critical_path import with_times_of
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.compat import hta
 from fastcomm.critical_path import saved
-from fastcomm.critical_path.analysis import analyze
+from fastcomm.critical_path.analysis import with_times_of
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.search import analyze
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
+from fastcomm.graph.graph import EDGE_KIND
 from fastcomm.options import Window
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 US = 1000
 EVENTS = [
@@ -69,7 +72,7 @@ def nodes(path):
     joins = {
         target
         for target, kind in zip(graph.target.tolist(), graph.kind.tolist(), strict=True)
-        if kind == fastcomm.graph.EDGE_KIND["join"]
+        if kind == EDGE_KIND["join"]
     }
     ids = path.events.ids(graph.event).tolist()
     ranks = [path.ranks[place] for place in path.across.rank_of.tolist()]
@@ -161,7 +164,7 @@ def test_constraints_that_the_times_contradict_are_left_out_and_counted(path):
 def test_a_path_with_given_times_is_saved_and_edited(path, tmp_path):
     after = path.with_times(path.times())
     loaded = saved.load(after.save(str(tmp_path / "simulated")))
-    assert fastcomm.critical_path.CriticalPath.of(loaded).times() == after.times()
+    assert CriticalPath.of(loaded).times() == after.times()
     assert after.edit().set_duration(GEMM, 0).recompute().wall_ns == path.wall_ns - 40 * US
 
 

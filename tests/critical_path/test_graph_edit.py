@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 import fastcomm
 from fastcomm.compat import hta
 from fastcomm.critical_path import saved
-from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.graph_edit import EventNode
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.search import analyze
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
 from fastcomm.options import Window
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 US = 1000
 # The host launches four kernels on two streams, and waits until 113.
@@ -149,7 +151,7 @@ def test_an_edited_path_is_saved_and_edited_again(path, tmp_path):
     after = path.edit().delay(NORM, 3 * US).recompute()
     again = saved.load(after.save(str(tmp_path / "edited")))
     assert times(again) == times(after)
-    loaded = fastcomm.critical_path.CriticalPath.of(again)
+    loaded = CriticalPath.of(again)
     assert times(loaded.edit().recompute()) == times(after)
     assert loaded.edit().remove(NORM).recompute().wall_ns < after.wall_ns
 

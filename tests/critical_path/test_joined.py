@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import joined as oracle
 
-from fastcomm.critical_path.analysis import joined
-from fastcomm.exchange import clocks
-from fastcomm.graph import measured_delays
+from fastcomm.critical_path.search import joined
+from fastcomm.graph.graph import measured_delays
 from fastcomm.options import Window
+from fastcomm.ranks import clocks
 from fastcomm.trace import schema
 from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.trace import Meta, Trace

@@ -8,9 +8,11 @@ from builders import dask_cluster as c
 from builders.commands import contents, invoke
 from builders.opened import open_run
 
-from fastcomm.analyses.critical_path import critical_path, trimmed
-from fastcomm.critical_path.analysis import analyze, joined
-from fastcomm.synthetic import Job, write, write_nsys
+from fastcomm.critical_path.analysis import critical_path, trimmed
+from fastcomm.critical_path.search import analyze, joined
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.nsys.export import write_nsys
+from fastcomm.synthetic.traces import write
 
 JOB = Job.of(ranks=4, steps=2, layers=2)
 

@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from fastcomm.critical_path.analysis import joined
+from fastcomm.critical_path.search import joined
+from fastcomm.formats.runs import open_run
 from fastcomm.options import Window
-from fastcomm.readers.runs import open_run
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 WHOLE = Window(annotation="")
 JOB = Job.of(4, pp=2, steps=2, micro_batches=2, layers=2)

@@ -14,14 +14,14 @@ from builders import golden_critical_path as golden
 from builders import kineto_text as k
 
 from fastcomm.compat import hta, hta_graph
-from fastcomm.critical_path.analysis import analyze
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.saved import load
+from fastcomm.critical_path.search import analyze
 from fastcomm.errors import FastcommError
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
+from fastcomm.formats.runs import open_run
 from fastcomm.options import Window
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
-from fastcomm.readers.runs import open_run
 
 ADD = golden.FOLDER / "simple_add.json.gz"
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"

@@ -8,14 +8,16 @@ from builders import kineto_text as k
 from click.testing import CliRunner
 
 import fastcomm
-from fastcomm.cli import main
-from fastcomm.critical_path.analysis import JoinError, joined
+from fastcomm.cli.main import main
+from fastcomm.critical_path.search import JoinError, joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
+from fastcomm.formats.runs import open_run
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions, Window
-from fastcomm.readers.runs import open_run
-from fastcomm.synthetic import Job, pipeline, write
+from fastcomm.synthetic import pipeline
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 US = 1000
 WHOLE = Window(annotation="")

@@ -7,11 +7,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.critical_path import CriticalPath
-from fastcomm.critical_path.reordering import Reordering, StepOperator, pieces_of
+from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.rules import CORRECTED, EVENT, PathSource, SavedEvents
+from fastcomm.critical_path.what_if import Reordering, StepOperator, pieces_of
 from fastcomm.critical_path.window import TimeRange
-from fastcomm.graph import EDGE_KIND, Graph, measured_delays
+from fastcomm.graph.graph import EDGE_KIND, Graph, measured_delays
 
 LENGTHS = st.integers(1, 50)
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.compat import hta
+from fastcomm.critical_path.tables import show_what_if
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
 from fastcomm.graph.edits import plan, validation
 from fastcomm.options import EditOptions, Window
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
-from fastcomm.report.critical_path import show_what_if
 
 
 @pytest.fixture

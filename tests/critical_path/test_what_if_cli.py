@@ -10,7 +10,8 @@ from builders.what_if_steps import EVENTS, US, found_in, invoke, two_ranks
 
 import fastcomm
 from fastcomm.critical_path import overlay
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 
 @pytest.fixture

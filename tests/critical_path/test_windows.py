@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import fastcomm
 from fastcomm.compat import hta
-from fastcomm.critical_path.analysis import analyze
+from fastcomm.critical_path.search import analyze
 from fastcomm.critical_path.window import WindowError, find
 from fastcomm.errors import FastcommError
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions, Window
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
 from fastcomm_kernels.hta import SYNC
 
 

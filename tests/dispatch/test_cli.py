@@ -8,11 +8,11 @@ import pytest
 from builders.shared_data import shared
 from click.testing import CliRunner
 
-from fastcomm.analyses.dispatch import terms_for
-from fastcomm.cli import main
-from fastcomm.dispatch import Recipe
+from fastcomm.cli.main import main
+from fastcomm.dispatch.analysis import terms_for
+from fastcomm.dispatch.options import DispatchOptions
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import ConfigError
-from fastcomm.planning_options import DispatchOptions
 
 SMALL = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --iter-num 2 --topk 2"
 KEYS = {

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from oracles import dispatch as oracle
 
 from fastcomm.compat.dispatch import STRATEGIES as ORIGINAL_TOO
-from fastcomm.dispatch import Recipe, fast, placement, schedules, simulation
+from fastcomm.dispatch import placement, schedules, simulation
 from fastcomm.dispatch import placement as dispatch_placement
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import NoAnswerError
 from fastcomm.dispatch.simulation import simulate, terms_of
 from fastcomm.dispatch.traffic import Traffic
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.hardware import Cost, GpuLinks, load_links
+from fastcomm.hardware.clusters import Cost, GpuLinks, load_links
 from fastcomm_kernels import permutations as kernels
 
 # The links that DeepEP was measured on.
@@ -74,13 +75,13 @@ def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
         for kind in ("inter", "intra")
     )
     demand, width = arrays["demand"], meta["gpus"]
-    block = fast.blocked(demand, width)
+    block = schedules.blocked(demand, width)
     servers, moved, balance = kernels.balance(block, intra.pair)
     assert np.array_equal(servers, arrays["server_matrix"])
     rows = arrays["stage_perm"].astype(np.int32)
     weights = arrays["stage_freq"].astype(np.int64)
     redist = kernels.redistribution(block, rows, weights, intra.pair)
-    theirs = fast.FastSchedule(
+    theirs = schedules.FastSchedule(
         servers=servers,
         permutations=rows,
         weights=weights,
@@ -98,11 +99,11 @@ def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
         (theirs.inter_s.sum(), "inter_sum_us"),
         (redist[-1], "last_redist_us"),
         (redist.max(), "max_redist_us"),
-        (fast.spreadout_s(demand, width, inter, intra), "spreadout_us"),
+        (schedules.spreadout_s(demand, width, inter, intra), "spreadout_us"),
     ):
         assert found == pytest.approx(meta[key], rel=1e-12), key
-    for decomposition in fast.DECOMPOSITIONS:
-        ours = fast.schedule(demand, width, inter, intra, decomposition)
+    for decomposition in schedules.DECOMPOSITIONS:
+        ours = schedules.schedule(demand, width, inter, intra, decomposition)
         assert ours.total_s <= meta["t_us"] * (1 + 1e-12)
         arrived = oracle.delivered(ours.balanced.tolist(), ours.permutations, ours.weights)
         remote = np.kron(1 - np.eye(len(block), dtype=np.int64), np.ones((width, width), int))
@@ -113,12 +114,12 @@ def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
 def test_fast_is_within_2_percent_of_its_bound(nodes):
     demand = np.random.default_rng(nodes).integers(0, 10_000, (nodes * 8, nodes * 8))
     inter, intra = Cost(start_s=0.7e-6, unit_s=84e-9), Cost(start_s=0.1e-6, unit_s=2.3e-9)
-    found = fast.schedule(demand, 8, inter, intra)
+    found = schedules.schedule(demand, 8, inter, intra)
     servers = demand.reshape(nodes, 8, nodes, 8).sum(axis=(1, 3))
     np.fill_diagonal(servers, 0)
     bound = max(servers.sum(axis=0).max(), servers.sum(axis=1).max()) / 8 * inter.unit_s
     assert bound <= found.total_s <= 1.02 * bound
-    assert fast.spreadout_s(demand, 8, inter, intra) > 1.8 * found.total_s
+    assert schedules.spreadout_s(demand, 8, inter, intra) > 1.8 * found.total_s
 
 
 def test_balance_closes_the_gap_of_skewed_senders():
@@ -358,7 +359,7 @@ def test_a_shipped_cluster_gives_the_links_of_its_gpus():
 
 def test_an_unknown_decomposition_is_refused():
     with pytest.raises(ConfigError, match="invalid decomposition 'luck'"):
-        fast.stages(np.ones((2, 2), np.int64), "luck")
+        schedules.stages(np.ones((2, 2), np.int64), "luck")
 
 
 def test_a_token_takes_20_bytes_at_most():

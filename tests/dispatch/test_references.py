@@ -7,7 +7,7 @@ import pytest
 from builders.shared_data import shared
 
 from fastcomm.compat import dispatch as original
-from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.sampler import layers_of_seed
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, largest_sum
 

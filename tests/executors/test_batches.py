@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from builders import dask_cluster as c
 
-from fastcomm import executors
 from fastcomm.errors import FastcommError
-from fastcomm.executors import BatchTask, Local, in_batches
+from fastcomm.executors import executor
+from fastcomm.executors.executor import BatchTask, Local, in_batches
 from fastcomm.executors.processes import Processes
 
-MANY = 3 * executors.WIDTH
+MANY = 3 * executor.WIDTH
 
 
 def done(sources, workers=1):
@@ -32,11 +32,11 @@ def test_a_batch_ends_with_a_rank_that_fails_and_all_others_are_done():
     found = done(c.run_of(*reads).sources)
     assert [rank for ranks, _ in found for rank in ranks] == list(range(MANY))
     assert [ranks[-1] for ranks, error in found if error] == [0, 70, 71, MANY - 1]
-    assert max(len(ranks) for ranks, _ in found) <= executors.WIDTH
+    assert max(len(ranks) for ranks, _ in found) <= executor.WIDTH
 
 
 def test_large_ranks_are_batches_of_their_own(monkeypatch):
-    monkeypatch.setattr(executors, "_BATCH_S", 0.01)
+    monkeypatch.setattr(executor, "_BATCH_S", 0.01)
     found = done(c.run_of(*[partial(c.slow, seconds=0.02)] * 5, *[c.fine] * 3).sources)
     assert [len(ranks) for ranks, _ in found[:5]] == [1] * 5
 

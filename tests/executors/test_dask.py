@@ -16,8 +16,9 @@ from builders.places import DOCS, TESTS
 
 import fastcomm
 from fastcomm.errors import ClusterError, FastcommError
-from fastcomm.executors import Task, dask, processes
-from fastcomm.readers.runs import open_run
+from fastcomm.executors import dask, processes
+from fastcomm.executors.executor import Task
+from fastcomm.formats.runs import open_run
 
 TP = {"Process_Group_Description": "mesh_tp", "Process_Group_Ranks": "[0, 1, 2, 3]"}
 RANKS = 20
@@ -47,7 +48,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 def look_often(monkeypatch):
     """Look for lost workers ten times a second."""
-    monkeypatch.setattr("fastcomm.executors.dask_cluster._LOOK_S", 0.1)
+    monkeypatch.setattr("fastcomm.executors.dask._LOOK_S", 0.1)
 
 
 @pytest.fixture(scope="module")

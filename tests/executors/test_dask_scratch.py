@@ -10,7 +10,8 @@ from builders.commands import contents, invoke
 
 from fastcomm.errors import FastcommError
 from fastcomm.executors import dask
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 RANKS = 16
 

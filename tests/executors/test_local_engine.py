@@ -15,11 +15,11 @@ from builders import dask_cluster as c
 from builders import kineto_text as k
 
 from fastcomm.errors import FastcommError
-from fastcomm.executors import WIDTH, Local
+from fastcomm.executors.executor import WIDTH, Local
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
 
-TWO = Local(workers=2, preload="fastcomm.executors")
+TWO = Local(workers=2, preload="fastcomm.executors.executor")
 
 
 def test_a_killed_worker_loses_only_its_rank(tmp_path):
@@ -222,7 +222,7 @@ def test_signals_at_any_moment_leave_no_files_or_processes(endless, tmp_path, nu
 
 _ENDLESS = """
 from builders import dask_cluster as c
-from fastcomm.executors import Local
+from fastcomm.executors.executor import Local
 from fastcomm.process import interruptible
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import dispatch as oracle
 
-from fastcomm.dispatch import Recipe, fast, schedules, traffic
+from fastcomm.dispatch import schedules, traffic
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.sampler import layers_of_seed
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds, sum_by_node
-from fastcomm.hardware import Cost, GpuLinks
+from fastcomm.hardware.clusters import Cost, GpuLinks
 from fastcomm_kernels import dispatch
 from fastcomm_kernels import permutations as fastcomm_kernels_permutations
 
@@ -152,13 +153,13 @@ def demands(draw):
     return np.array(cells, np.int64).reshape(nodes * width, -1), width
 
 
-@given(demands(), st.sampled_from(fast.DECOMPOSITIONS), st.sampled_from([0.0, 3.0]))
+@given(demands(), st.sampled_from(schedules.DECOMPOSITIONS), st.sampled_from([0.0, 3.0]))
 def test_fast_delivers_every_unit_once_and_uses_no_nic_twice(made, decomposition, start):
     demand, width = made
     intra = Cost(start_s=start, unit_s=0.5)
-    found = fast.schedule(demand, width, Cost(unit_s=1.0), intra, decomposition)
+    found = schedules.schedule(demand, width, Cost(unit_s=1.0), intra, decomposition)
     arrived = oracle.delivered(found.balanced.tolist(), found.permutations, found.weights)
-    block = fast.blocked(demand, width)
+    block = schedules.blocked(demand, width)
     for (s, d, j), units in arrived.items():
         assert units == block[s, d, :, j].sum()
     assert sum(arrived.values()) == sum(
@@ -174,14 +175,14 @@ def test_a_node_balances_its_nics_if_that_is_faster(start_s, load):
     demand = np.zeros((4, 4), np.int64)
     demand[0, 2:] = 50  # one of two GPUs sends all
     intra = Cost(start_s=start_s, unit_s=0.5)
-    found = fast.schedule(demand, 2, Cost(unit_s=1.0), intra)
+    found = schedules.schedule(demand, 2, Cost(unit_s=1.0), intra)
     assert found.servers.tolist() == [[0, load], [0, 0]]
 
 
 @given(demands(), st.booleans())
 def test_stages_add_up_to_the_matrix(made, plain):
-    matrix = fast.pad(made[0])
-    permutations, weights = fast.split(matrix, 1 if plain else max(1, int(matrix.max())))
+    matrix = schedules.pad(made[0])
+    permutations, weights = schedules.split(matrix, 1 if plain else max(1, int(matrix.max())))
     size = len(matrix)
     total = np.zeros_like(matrix)
     for to, weight in zip(permutations, weights, strict=True):
@@ -196,14 +197,14 @@ def test_stages_add_up_to_the_matrix(made, plain):
 def test_a_matrix_of_unequal_sums_is_refused():
     uneven = np.array([[1, 0], [1, 0]])
     with pytest.raises(ValueError, match="pad the matrix first"):
-        fast.split(uneven, 1)
+        schedules.split(uneven, 1)
     assert len(fastcomm_kernels_permutations.stages(uneven, 1, 15)[1]) == 0
 
 
 @given(st.lists(st.integers(0, 9), min_size=9, max_size=9))
 def test_padding_reaches_the_largest_sum(cells):
     matrix = np.array(cells).reshape(3, 3)
-    padded = fast.pad(matrix)
+    padded = schedules.pad(matrix)
     load = traffic.largest_sum(matrix)
     assert (padded >= matrix).all()
     assert padded.sum(axis=0).tolist() == padded.sum(axis=1).tolist() == [load] * 3

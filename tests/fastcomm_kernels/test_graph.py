@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastcomm.errors import FastcommError
-from fastcomm.graph import EDGE_KINDS, Graph, acyclic_order, longest_path
+from fastcomm.graph.graph import EDGE_KINDS, Graph, acyclic_order, longest_path
 from fastcomm_kernels import graph
 from fastcomm_kernels.arrays import NONE
 

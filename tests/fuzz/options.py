@@ -21,10 +21,12 @@ import click
 from builders.made_trials import mxnet
 from click.testing import CliRunner
 
-from fastcomm.cli import main
-from fastcomm.dispatch import Recipe, workload
+from fastcomm.cli.main import main
+from fastcomm.dispatch import workload
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import FastcommError
-from fastcomm.synthetic import Job, TableJob, write, write_table
+from fastcomm.synthetic.job import Job, TableJob, write_table
+from fastcomm.synthetic.traces import write
 
 LONGEST = 2.0
 MOST_LINES = 8  # of an error

@@ -13,10 +13,11 @@ from random import Random
 import numba
 
 import fastcomm
-from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import FastcommError
-from fastcomm.store import read_manifest
-from fastcomm.synthetic import Job, write
+from fastcomm.formats.store.layout import read_manifest
+from fastcomm.ingest.ingest import ingest, plan
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 from fastcomm_kernels._jit import CodeFolder, KernelCache
 
 _RUNS = ("one", "other")

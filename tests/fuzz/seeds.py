@@ -17,32 +17,34 @@ from builders.perfetto_trace import a_rank
 from builders.shared_data import path_of
 
 import fastcomm
-from fastcomm import hardware
-from fastcomm.analyses.chakra import convert
-from fastcomm.analyses.critical_path import execution_trace_path
-from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.analyses.measure import compute_metrics
+from fastcomm import models
 from fastcomm.compat import dpro
-from fastcomm.compat.isp_space import config_file
-from fastcomm.critical_path.analysis import analyze
+from fastcomm.compat.isp import config_file
+from fastcomm.convert.chakra import convert
+from fastcomm.critical_path.analysis import execution_trace_path
 from fastcomm.critical_path.saved import load, save
-from fastcomm.dispatch import Recipe, workload
-from fastcomm.executors import Local
-from fastcomm.executors.opened import OpenedRun
+from fastcomm.critical_path.search import analyze
+from fastcomm.dispatch import workload
+from fastcomm.dispatch.options import WorkloadOptions
+from fastcomm.dispatch.recipe import Recipe
+from fastcomm.executors.executor import Local, OpenedRun
+from fastcomm.formats import config, execution_traces, runs
+from fastcomm.formats.config import Config
+from fastcomm.formats.dpro import trial as dpro_trial
+from fastcomm.formats.dpro.statistics import statistics, step_time
+from fastcomm.formats.runs import open_run
+from fastcomm.formats.tables import RowKind, TableMapping
 from fastcomm.graph import edits
-from fastcomm.hardware import measurements
-from fastcomm.isp import presets
+from fastcomm.hardware import calibration, clusters
+from fastcomm.ingest.ingest import ingest, plan
+from fastcomm.metrics.computation import compute_metrics
 from fastcomm.options import EditOptions, Window
-from fastcomm.planning_options import WorkloadOptions
-from fastcomm.readers import config, execution_traces, runs
-from fastcomm.readers.config import Config
-from fastcomm.readers.dpro import inputs
-from fastcomm.readers.dpro.statistics import statistics, step_time
-from fastcomm.readers.runs import open_run
-from fastcomm.readers.tables import RowKind, TableMapping
-from fastcomm.stragglers import operations, stragglers
+from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
-from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
+from fastcomm.stragglers.result import stragglers
+from fastcomm.synthetic.job import Job, TableJob, write_table
+from fastcomm.synthetic.nsys.export import write_nsys
+from fastcomm.synthetic.traces import write
 from fuzz import options as options_
 from fuzz import own
 from fuzz.mutate import documents, mutated, unpacked
@@ -104,7 +106,7 @@ def _table(path: Path) -> None:
 
 
 def _stats(path: Path, *, whole: bool = True) -> None:
-    trial = inputs.read(path, whole=whole)
+    trial = dpro_trial.read_input(path, whole=whole)
     dpro.operations(statistics(trial.trace, trial.topology))
     if whole:
         step_time(trial.trace)
@@ -363,7 +365,7 @@ def _text(content: str) -> Callable[[Path], object]:
 
 
 def _cluster(path: Path) -> None:
-    shutil.copy(Path(hardware.__file__).parent / "data" / "dgx-h100.toml", path)
+    shutil.copy(Path(clusters.__file__).parent / "data" / "dgx-h100.toml", path)
 
 
 def _study(path: Path) -> None:
@@ -409,14 +411,14 @@ _SEEDS = (
     Seed(name="et.json", make=_execution, read=execution_traces.read_operators),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
     Seed(name="card.yaml", make=_text(_CARD), read=runs.read_card),
-    Seed(name="hardware.toml", make=_cluster, read=hardware.load),
-    Seed(name="links.toml", make=_cluster, read=lambda p: hardware.load_links(p, 8)),
-    Seed(name="model.toml", make=_text(_MODEL), read=presets.load),
-    Seed(name="config.json", make=_text(_HF), read=presets.load),
+    Seed(name="hardware.toml", make=_cluster, read=clusters.load),
+    Seed(name="links.toml", make=_cluster, read=lambda p: clusters.load_links(p, 8)),
+    Seed(name="model.toml", make=_text(_MODEL), read=models.load),
+    Seed(name="config.json", make=_text(_HF), read=models.load),
     Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=config_file),
     Seed(name="edits.toml", make=_text(_EDITS), read=_edits),
-    Seed(name="all_reduce.log", make=_text(_NCCL), read=measurements.read_measurements),
-    Seed(name="linear_x.csv", make=_text(_GEMM), read=measurements.read_gemm),
+    Seed(name="all_reduce.log", make=_text(_NCCL), read=calibration.read_measurements),
+    Seed(name="linear_x.csv", make=_text(_GEMM), read=calibration.read_gemm),
     Seed(name="w.npz", make=_routing, read=_workload),
     Seed(name="w.npy", make=_routing, read=_workload),
     Seed(name="w.parquet", make=_routing, read=_workload),

@@ -11,8 +11,8 @@ from oracles.surfaces import seconds
 
 from docs import hardware_accuracy
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import load, load_node
-from fastcomm.hardware.gpu import Surface, gpu, gpu_sheet, gpus
+from fastcomm.hardware.clusters import load, load_node
+from fastcomm.hardware.gpus import Surface, gpu, gpu_sheet, gpus
 
 SIZE = st.floats(1, 1e6)
 AXES = ((1.0, 4.0, 100.0), (2.0, 50.0), (1.0, 10.0, 1000.0, 1e4))

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.cli import main
-from fastcomm.hardware import load
+from fastcomm.cli.main import main
+from fastcomm.formats.kineto.reader import ShapedCall, calls
 from fastcomm.hardware.calibration import TimedAttention, TimedGemm, fit_attention, fit_gemm
-from fastcomm.isp.internevo.calibration import NAMES, attention, calibrated, classify, gemm
-from fastcomm.readers.kineto.shaped_calls import ShapedCall, calls
+from fastcomm.hardware.clusters import load
+from fastcomm.isp.calibration import NAMES, attention, calibrated, classify, gemm
 
 A800 = load("a800")
 HALF = "c10::BFloat16"

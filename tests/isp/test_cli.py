@@ -8,13 +8,12 @@ from builders.isp_commands import ASKED, call
 from builders.places import SCHEMAS
 from jsonschema import Draft202012Validator
 
-from fastcomm.compat.isp_space import of_config
+from fastcomm.compat.isp import of_config
 from fastcomm.errors import ConfigError
-from fastcomm.isp import internevo
-from fastcomm.isp.internevo import search
-from fastcomm.isp.internevo.calibration import setting
-from fastcomm.isp.internevo.result import with_units
-from fastcomm.isp.search import search_strategies
+from fastcomm.isp import question, search
+from fastcomm.isp.calibration import setting
+from fastcomm.isp.result import with_units
+from fastcomm.planning.analysis import search_strategies
 
 SCHEMA = Draft202012Validator(json.loads((SCHEMAS / "isp.json").read_text()))
 RECORD = [
@@ -147,7 +146,7 @@ def test_fixed_micro_batches_and_batch_ranges_can_be_searched():
             "fixed_micro_num": 4,
         }
     )
-    found = search.search(internevo.question_of(fixed), setting(fixed).cluster)
+    found = search.search(question.question_of(fixed), setting(fixed).cluster)
     assert set(found.columns["micro_num"]) == {4}
     ranged = search_strategies(
         model="7B",
@@ -308,7 +307,7 @@ def test_trainer_arguments_contain_the_shards_of_the_best_strategy():
 
 
 def test_a_search_of_excessive_size_is_refused(monkeypatch):
-    monkeypatch.setattr("fastcomm.isp.internevo.search.MOST", 1000)
+    monkeypatch.setattr("fastcomm.isp.search.MOST", 1000)
     assert "more than 1000 candidates" in call(*ASKED, code=2)
 
 

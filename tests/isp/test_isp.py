@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from oracles import isp as oracle
 
 from fastcomm.errors import ConfigError
-from fastcomm.isp.internevo import MicroBatchRule
-from fastcomm.isp.internevo.block import StrategyGrid
-from fastcomm.isp.internevo.collectives import cluster_collective
-from fastcomm.isp.internevo.price import evaluate
-from fastcomm.isp.internevo.search import search
+from fastcomm.isp.layer import cluster_collective
+from fastcomm.isp.price import evaluate
+from fastcomm.isp.question import MicroBatchRule
+from fastcomm.isp.search import search
+from fastcomm.isp.space import StrategyGrid
 
 CHECKED = (
     "total_latency",

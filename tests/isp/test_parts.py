@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from builders.opened import open_run
 
-from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import load, measurements, parse, shipped
-from fastcomm.hardware.calibration import calibrate
-from fastcomm.hardware.measurements import TimedMessage, read_measurements
-from fastcomm.isp.internevo.calibration import messages
-from fastcomm.isp.internevo.collectives import cluster_collective, two_gpus
-from fastcomm.isp.internevo.layer import Correction
-from fastcomm.isp.presets import internlm
-from fastcomm.isp.presets import load as load_model
+from fastcomm.hardware import calibration
+from fastcomm.hardware.calibration import TimedMessage, calibrate, read_measurements
+from fastcomm.hardware.clusters import load, parse, shipped
+from fastcomm.isp.calibration import messages
+from fastcomm.isp.layer import Correction, cluster_collective, two_gpus
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.models import internlm
+from fastcomm.models import load as load_model
 
 A800 = load("a800")
 
@@ -231,8 +230,9 @@ def test_a_table_of_messages_that_is_wrong_is_an_error_with_its_line(tmp_path):
 
 
 def test_calibration_from_a_run_equals_calibration_from_its_metrics(tmp_path):
-    from fastcomm.report.files import write_result
-    from fastcomm.synthetic import Job, write
+    from fastcomm.show.files import write_result
+    from fastcomm.synthetic.job import Job
+    from fastcomm.synthetic.traces import write
 
     write(Job.of(ranks=8, steps=2, layers=2), tmp_path / "run")
     run = open_run(tmp_path / "run")
@@ -248,7 +248,7 @@ def test_calibration_from_a_run_equals_calibration_from_its_metrics(tmp_path):
 
 
 def test_an_attention_table_corrects_the_formula_and_is_exact_at_its_points(isp_data):
-    table = measurements.read_attention(isp_data / "fa_a800.csv")
+    table = calibration.read_attention(isp_data / "fa_a800.csv")
     key = (1, 8192, 4096)
     ahead, back = Correction.of(table, A800).at(8192.0, np.array([[4096.0]]))
     formula = float(A800.attention.forward(*key))

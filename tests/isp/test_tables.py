@@ -6,7 +6,7 @@ import pytest
 from builders.isp_commands import ASKED, call
 from click.testing import CliRunner
 
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 
 
 def test_a_table_of_measured_communication_replaces_the_links_of_a_cluster(tmp_path):

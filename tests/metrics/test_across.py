@@ -28,7 +28,7 @@ from fastcomm.metrics.links import Link, MeasuredLink
 from fastcomm.metrics.matching import ExpectedTransfer
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.view import exposed_before_stop
-from fastcomm.synthetic import Job
+from fastcomm.synthetic.job import Job
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OPS
 from fastcomm_kernels.intervals import alone

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcomm
-from fastcomm.exchange.arrivals import CommunicationEvents
 from fastcomm.metrics.matching import Clocks, match_events
+from fastcomm.ranks.arrivals import CommunicationEvents
 
 JITTER = 20_000  # ns, that clocks may be wrong by
 TIMES = st.tuples(st.integers(0, 90_000), st.integers(0, 60_000))

@@ -4,7 +4,7 @@ import pytest
 from builders import kineto_text as k
 from builders.opened import open_run
 
-from fastcomm.analyses.measure import compute_metrics
+from fastcomm.metrics.computation import compute_metrics
 
 CALLS = 6
 GROUP = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1], "pg_size": 2}

@@ -10,10 +10,11 @@ from builders.job_traces import measured_job, trace
 from builders.opened import open_run
 from click.testing import CliRunner
 
-from fastcomm.analyses.measure import compute_metrics
-from fastcomm.cli import main
+from fastcomm.cli.main import main
+from fastcomm.metrics.computation import compute_metrics
 from fastcomm.metrics.findings.finding import confidence
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 SUBJECTS = {
     "Compute is": ("compute",),

@@ -4,7 +4,7 @@ import pytest
 from builders import kineto_text as k
 from builders.opened import open_run
 
-from fastcomm.analyses.measure import compute_metrics
+from fastcomm.metrics.computation import compute_metrics
 
 GROUP = {"pg_name": "3", "pg_desc": "pp", "ranks": [0, 1], "pg_size": 2}
 WINDOWS = (range(10, 16), range(12, 18))

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from oracles import kineto as oracle_kineto
 from oracles import metrics as oracle_metrics
 
-from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError
-from fastcomm.metrics import Partial, merge
-from fastcomm.metrics.computation import compute
-from fastcomm.options import MetricsOptions
-from fastcomm.readers.config import Config
+from fastcomm.formats.config import Config
+from fastcomm.metrics.computation import compute, compute_metrics
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.metrics.partial import Partial, merge
 
 DESCRIPTIONS = {
     "DATA_PARALLEL_GROUP": "DP",

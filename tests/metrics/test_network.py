@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import network as oracle_network
 
-from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.computation import compute
-from fastcomm.metrics.network import network
-from fastcomm.metrics.nodes import NodeFacts, find_nodes
+from fastcomm.metrics.network import NodeFacts, find_nodes, network
+from fastcomm.metrics.partial import Partial, merge
 from fastcomm.trace import schema
 from fastcomm.trace.parallelisms import TAG, TAGS
 from fastcomm.trace.trace import Meta, Trace

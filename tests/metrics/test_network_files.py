@@ -8,11 +8,12 @@ from builders import kineto_text as k
 from builders.commands import invoke
 from builders.opened import open_run
 
-from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError
-from fastcomm.options import MetricsOptions
-from fastcomm.synthetic import Job, write
+from fastcomm.ingest.ingest import ingest, plan
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 
 @pytest.fixture(scope="module")

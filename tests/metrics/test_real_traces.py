@@ -6,9 +6,9 @@ from builders.same import same
 from oracles import kineto as oracle_kineto
 from oracles import metrics as oracle_metrics
 
-from fastcomm.analyses.measure import compute_metrics
-from fastcomm.options import MetricsOptions
-from fastcomm.readers.config import Config
+from fastcomm.formats.config import Config
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.options import MetricsOptions
 
 RUNS = {
     "nccl": ["nccl_2rank_rank0.json.gz"],

@@ -9,11 +9,12 @@ from builders.places import SCHEMAS
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from fastcomm.analyses.measure import compute_metrics
-from fastcomm.cli import main
-from fastcomm.options import MetricsOptions
-from fastcomm.readers.config import Config
-from fastcomm.synthetic import Job, write
+from fastcomm.cli.main import main
+from fastcomm.formats.config import Config
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 SCHEMA = json.loads((SCHEMAS / "metrics.json").read_text("utf-8"))
 VALID = Draft202012Validator(SCHEMA)

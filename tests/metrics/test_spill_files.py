@@ -11,9 +11,10 @@ from builders.job_traces import job_partials
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastcomm.metrics import merge, spill, spill_files
+from fastcomm.metrics import spill_files
 from fastcomm.metrics.computation import compute
-from fastcomm.synthetic import Job
+from fastcomm.metrics.partial import merge, spill
+from fastcomm.synthetic.job import Job
 
 STREAMS, SIZES, TIMES = (
     st.none() | st.integers(7, 9),

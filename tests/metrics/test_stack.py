@@ -11,10 +11,11 @@ from builders.made_traces import traces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm import executors
-from fastcomm.executors import Task, both
-from fastcomm.metrics import Partial, merge, view
-from fastcomm.synthetic import Job
+from fastcomm.executors import executor
+from fastcomm.executors.executor import Task, both
+from fastcomm.metrics import view
+from fastcomm.metrics.partial import Partial, merge
+from fastcomm.synthetic.job import Job
 
 TABLES = ("iterations", "events", "windows", "groups", "members")
 
@@ -116,11 +117,11 @@ def test_small_ranks_are_measured_together_up_to_a_limit(monkeypatch):
     sizes = [trace(job, rank).events.num_rows for rank in range(8)]
     large = Job.of(8, steps=5)
     run = run_of(*[partial(trace, job)] * 5, partial(trace, large), *[partial(trace, job)] * 2)
-    monkeypatch.setattr(executors, "_SMALL", 3 * max(sizes))
-    monkeypatch.setattr(executors, "_BATCH_S", 60.0)  # a busy machine would end the batch early
+    monkeypatch.setattr(executor, "_SMALL", 3 * max(sizes))
+    monkeypatch.setattr(executor, "_BATCH_S", 60.0)  # a busy machine would end the batch early
     CALLS.clear()
     task = Task(measure=measured_together, merge=merge_counts, finish=both, takes_many=True)
-    done, found, error = executors.BatchTask(task=task)(run.sources)
+    done, found, error = executor.BatchTask(task=task)(run.sources)
     assert (done, found, error) == (8, dict.fromkeys(range(8), 1), None)
     assert CALLS == [[0, 1, 2], [5], [3, 4, 6], [7]]
 

@@ -10,10 +10,12 @@ from builders.synthetic_truth import truth
 from oracles import kineto as oracle_kineto
 from oracles import metrics as oracle_metrics
 
-from fastcomm.analyses.measure import compute_metrics
-from fastcomm.options import MetricsOptions
-from fastcomm.readers.config import Config, Parallel
-from fastcomm.synthetic import Job, Variant, write
+from fastcomm.formats.config import Config, Parallel
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.kineto import Variant
+from fastcomm.synthetic.traces import write
 
 LINK = 50e9
 TAG_OF = {

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import matching as oracle
 
-from fastcomm.analyses.measure import compute_metrics
-from fastcomm.metrics import Partial, matching, merge, spill, ungrouped
-from fastcomm.metrics.computation import compute
-from fastcomm.report import details as report
-from fastcomm.report.html import ranks as page
-from fastcomm.synthetic import Job as MadeJob
+from fastcomm.metrics import matching, page, ungrouped
+from fastcomm.metrics import tables as report
+from fastcomm.metrics.computation import compute, compute_metrics
+from fastcomm.metrics.partial import Partial, merge, spill
+from fastcomm.synthetic.job import Job as MadeJob
 
 BY_ENDS = matching.BY_ENDS
 
@@ -280,10 +279,10 @@ def test_a_rank_with_another_sequence_is_never_matched_wrongly(events, at, op):
 def test_the_page_names_no_rank_as_slow_by_the_length_of_its_step():
     known = SimpleNamespace(is_known=False)
     across = SimpleNamespace(by_wait_caused=lambda _: ())
-    lead = page._lead(SimpleNamespace(across=across), known, "no compute is recorded")
+    lead = page._ranks_lead(SimpleNamespace(across=across), known, "no compute is recorded")
     assert "".join(lead) == (
         "The compute of ranks is n/a, and step times do not show which rank is slow."
     )
     across.by_wait_caused = lambda _: (SimpleNamespace(rank=7),)
-    lead = page._lead(SimpleNamespace(across=across), known, "")
+    lead = page._ranks_lead(SimpleNamespace(across=across), known, "")
     assert "".join(lead) == "Rank 7 causes the most waiting in collectives."

@@ -7,9 +7,9 @@ from builders.ungrouped_events import MS, US, cut_up, matched
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.exchange.ungrouped import Sample, Stream, places
 from fastcomm.metrics import ungrouped
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped, find
+from fastcomm.ranks.matching import Sample, Stream, places
 from fastcomm.trace.run import one_by_one
 
 

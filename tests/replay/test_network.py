@@ -12,10 +12,12 @@ from oracles import trials as oracle
 
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers.dpro import Name, trial
-from fastcomm.readers.dpro.job import TREE, LocalGraph, Topology, Tree
-from fastcomm.replay import Options, Replayer, dependency
+from fastcomm.formats.dpro import trial
+from fastcomm.formats.dpro.job import TREE, LocalGraph, Topology, Tree
+from fastcomm.formats.dpro.uniform import Name
+from fastcomm.replay import dependency
 from fastcomm.replay.gaps import Measured
+from fastcomm.replay.replayed import Options, Replayer
 from fastcomm.replay.result import session
 
 COUNTS = {"Comm.0": {"loopNum": 2, "channelNum": 1, "chunkNum": 3, "sliceNum": 2}}

@@ -10,13 +10,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.readers.dpro import trial
-from fastcomm.replay import RULES, Options, fusion
+from fastcomm.formats.dpro import trial
+from fastcomm.replay import fusion
 from fastcomm.replay import fusion as replay_fusion
 from fastcomm.replay.predictions import bottlenecks, daydream, on_hosts
+from fastcomm.replay.replayed import RULES, Options
 from fastcomm.replay.result import session
 
 

@@ -12,16 +12,15 @@ import pytest
 from builders.places import ROOT, TESTS
 from builders.replay_data import FOLDER, TRIAL, needed
 
-from fastcomm import stragglers
 from fastcomm.compat import dpro
+from fastcomm.formats.dpro import trial
+from fastcomm.formats.dpro.trial import with_steps
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions
-from fastcomm.readers.dpro import trial
-from fastcomm.readers.dpro.trial import with_steps
-from fastcomm.replay import Options
 from fastcomm.replay.predictions import daydream, durations
+from fastcomm.replay.replayed import Options
 from fastcomm.replay.result import session
-from fastcomm.stragglers import operations
+from fastcomm.stragglers import operations, result
 from fastcomm.stragglers.model import JobModel
 from fastcomm_kernels.arrays import NULL
 
@@ -109,7 +108,7 @@ def model():
 
 @cache
 def blame():
-    return stragglers.stragglers(model())
+    return result.stragglers(model())
 
 
 TRIAL_NUMBERS = [

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from oracles import replay as oracle
 
 import fastcomm
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.formats.dpro import tensorflow, trial
+from fastcomm.formats.dpro.job import Topology
+from fastcomm.formats.dpro.statistics import statistics
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions
-from fastcomm.readers.dpro import tensorflow, trial
-from fastcomm.readers.dpro.job import Topology
-from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.replay import Options, Replayer, dependency, execution_graph, gaps, predictions
+from fastcomm.replay import dependency, gaps, predictions
+from fastcomm.replay.replayed import Options, Replayer, execution_graph
 from fastcomm.replay.result import session
 from fastcomm_kernels import replay as kernels
 

@@ -14,18 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcomm
-from fastcomm.analyses.replay import session_of, step_of
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.compat import dpro
-from fastcomm.critical_path.analysis import joined
+from fastcomm.critical_path.search import joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.formats.dpro import trial, uniform
+from fastcomm.formats.dpro.statistics import statistics
 from fastcomm.graph.edits import plan
-from fastcomm.options import EditOptions, ScenarioOptions, Window
-from fastcomm.readers.dpro import inputs, json_files
-from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.options import EditOptions, Window
 from fastcomm.replay import predictions, result, run_graph
-from fastcomm.synthetic import Job, pipeline, write, write_nsys
+from fastcomm.replay.analysis import session_of, step_of
+from fastcomm.replay.options import ScenarioOptions
+from fastcomm.synthetic import pipeline
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.nsys.export import write_nsys
+from fastcomm.synthetic.traces import write
 
 US = 1000
 WHOLE = Window(annotation="")
@@ -73,7 +77,7 @@ def opened(folder, *ranks):
 
 
 def test_operations_are_named_after_launcher_and_pass(tmp_path):
-    found = inputs.converted(opened(tmp_path, rank_events(60), rank_events(100)))
+    found = trial.converted(opened(tmp_path, rank_events(60), rank_events(100)))
     engine = "autograd::engine::evaluate_function: MmBackward0"
     names = ["FW.aten::mm", "Comm.TP-0-0.AllReduce", f"BW.{engine}", "UPDATE_.aten::add_"]
     wanted = {f"host0.rank{rank}->{name}" for rank in (0, 1) for name in names}
@@ -101,7 +105,7 @@ def test_autograd_threads_belong_to_the_backward_pass(tmp_path):
         k.mark("ProfilerStep#1", 0, 50),
         k.mark("forward and backward", 0, 50),
     ]
-    found = inputs.converted(opened(tmp_path, events))
+    found = trial.converted(opened(tmp_path, events))
     assert found.trace.names == ("BW.aten::mm", "FW.aten::mm")
 
 
@@ -109,7 +113,7 @@ def test_work_without_a_launch_belongs_to_the_pass_that_its_name_tells(tmp_path)
     names = ("forward-compute", "backward-compute", "optimizer", "gc")
     events = [k.kernel(name, 10 * n + 1, 5, device=0) for n, name in enumerate(names)]
     events.append(k.mark("ProfilerStep#1", 0, 50))
-    found = inputs.converted(opened(tmp_path, events))
+    found = trial.converted(opened(tmp_path, events))
     assert set(found.trace.names) == {
         "FW.forward-compute",
         "BW.backward-compute",
@@ -125,7 +129,7 @@ def test_without_device_work_outermost_operators_are_operations(tmp_path):
         op("inner", 2, 3),
         op("inner", 12, 3),
     ]
-    trace = inputs.converted(opened(tmp_path, events)).trace
+    trace = trial.converted(opened(tmp_path, events)).trace
     assert trace.names == ("FW.outer", "FW.inner")
     assert trace.dur.tolist() == [10 * US, 3 * US]
 
@@ -138,14 +142,14 @@ def test_a_converted_run_has_equal_statistics(tmp_path):
     done = CliRunner().invoke(main, words, catch_exceptions=False)
     assert "8 events of 2 ranks (uniform)" in done.stdout
     assert "left out" in done.stderr
-    direct = inputs.of_run(open_run(tmp_path / "run"))
+    direct = trial.of_run(open_run(tmp_path / "run"))
     wanted = dpro.operations(statistics(direct.trace))
     for whole in (True, False):
-        read = inputs.read(out, whole=whole)
+        read = trial.read_input(out, whole=whole)
         assert dpro.operations(statistics(read.trace)) == wanted
-    rows = json.loads(json_files.to_bytes(direct.trace))["traceEvents"]
+    rows = json.loads(uniform.to_bytes(direct.trace))["traceEvents"]
     assert [row["args"]["seq"] for row in rows if row["cat"] == "Comm"] == [4, 4]
-    single = inputs.of_run(open_run(tmp_path / "run" / "rank0.json"))
+    single = trial.of_run(open_run(tmp_path / "run" / "rank0.json"))
     assert single.trace.pids == ("host0.rank0",)
 
 
@@ -322,7 +326,7 @@ def test_the_cost_of_the_planted_straggler_is_found(tmp_path):
     job = Job.of(ranks=8, steps=2, layers=2)
     write(job, tmp_path / "job")
     run = open_run(tmp_path / "job")
-    rows = statistics(inputs.converted(run).trace)
+    rows = statistics(trial.converted(run).trace)
     sums = {}
     for name, category, total in zip(
         rows.names, rows.category, rows.total.tolist(), strict=True

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import fastcomm
-from fastcomm.analyses import timeline as timelines
-from fastcomm.analyses.timeline import replay_timeline
-from fastcomm.analyses.timeline_events import KINDS
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
+from fastcomm.timeline import timeline as timelines
+from fastcomm.timeline.events import KINDS
+from fastcomm.timeline.timeline import replay_timeline
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_the_path_leads_to_the_end(session):
 
 
 def test_many_events_are_merged_and_counted(session, monkeypatch):
-    monkeypatch.setattr(timelines, "_MOST_EVENTS", 400)
+    monkeypatch.setattr(timelines, "_MOST_REPLAYED", 400)
     plain, *_ = replay_timeline(session).steps
     assert plain.merged > 0
     assert plain.resolution > 0

@@ -20,15 +20,17 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.cli import main
-from fastcomm.cli.compare import Condition
+from fastcomm.cli.main import main
+from fastcomm.comparison.command import Condition
 from fastcomm.errors import Lines
+from fastcomm.metrics import page as by_rank_page
+from fastcomm.metrics import tables
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.links import Link
-from fastcomm.report import details, html
-from fastcomm.report.console import percent, plain_console, say, shortened, table
-from fastcomm.report.html import ranks as by_rank_page
-from fastcomm.synthetic import Job, write
+from fastcomm.show import pages
+from fastcomm.show.console import percent, plain_console, say, shortened, table
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 WIDTHS = (60, 80, 200)
 # What prints, by name; {run}, {healthy}, {table} and {workload} are made by the demo.
@@ -140,7 +142,7 @@ def test_the_links_that_cost_the_most_are_listed_first():
         Link(ranks=(ms, 10), excess_ns=1e6 * ms, is_slow=True, **kind, **rates) for ms in costs
     ]
     links.insert(4, replace(links[0], excess_ns=20e6, is_slow=False))
-    rows = details.slow_links(SimpleNamespace(links=links)).rows
+    rows = tables.slow_links(SimpleNamespace(links=links)).rows
     assert [ranks for _, ranks, *_ in rows] == [f"{ms}, 10" for ms in range(9, 1, -1)]
     assert [lost for *_, lost in rows] == [f"+{ms}.00 ms" for ms in range(9, 1, -1)]
 
@@ -156,21 +158,21 @@ def test_a_skipped_rank_and_warnings_come_before_the_tables(tmp_path):
 
 
 def test_a_long_warning_takes_a_few_lines_unless_it_has_a_command():
-    from fastcomm.report import terminal
+    from fastcomm.metrics import tables
 
     text = "nobody knows why this is so. " * 30
-    brief = terminal._brief(text, 200)
+    brief = tables._brief(text, 200)
     assert len(brief) <= 200
     assert brief.endswith("so. ... (--full)")
     with_command = Lines(text + "\n    fastcomm doctor\n(or nothing)")
-    assert terminal._brief(with_command, 200) == with_command
+    assert tables._brief(with_command, 200) == with_command
     # In a name, a line that looks like a command is none.
-    assert len(terminal._brief(str.__str__(with_command), 200)) <= 200
-    assert terminal._brief("short", 200) == "short"
+    assert len(tables._brief(str.__str__(with_command), 200)) <= 200
+    assert tables._brief("short", 200) == "short"
 
 
 def test_info_breaks_the_lines_of_a_warning(tmp_path, monkeypatch):
-    from fastcomm.analyses import info
+    from fastcomm.info import info
 
     monkeypatch.setattr(info, "warnings_of_ranks", lambda *_, **__: [Lines("one\ntwo")])
     write(Job.of(1, steps=1), tmp_path)
@@ -376,10 +378,10 @@ def test_differences_within_noise_are_not_reported(made):
     assert "slowest rank" not in text
     compute = np.array([100.0, 100.1, 100.2])
     ranks = RankMeans(ranks=np.arange(3), ns={"compute": compute})
-    lead = html.plain(by_rank_page._lead(None, ranks, ""))
+    lead = pages.plain(by_rank_page._ranks_lead(None, ranks, ""))
     assert lead.startswith("All 3 ranks compute equally long")
     ranks = RankMeans(ranks=np.arange(3), ns={"compute": compute * [1, 1, 1.2]})
-    lead = html.plain(by_rank_page._lead(None, ranks, ""))
+    lead = pages.plain(by_rank_page._ranks_lead(None, ranks, ""))
     assert lead.startswith("Rank 2 computes the most")
 
 

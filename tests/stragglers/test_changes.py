@@ -8,14 +8,15 @@ import pytest
 from builders.replay_data import TABLE, document, needed
 from click.testing import CliRunner
 
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.errors import ConfigError
 from fastcomm.graph.edits import plan
 from fastcomm.options import EditOptions
 from fastcomm.stragglers import model as job_model
-from fastcomm.stragglers import operations, stragglers
+from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
-from fastcomm.synthetic import TableJob, write_table
+from fastcomm.stragglers.result import stragglers
+from fastcomm.synthetic.job import TableJob, write_table
 
 
 @pytest.mark.parametrize("ranks", [8, 6, 1])

@@ -10,15 +10,17 @@ from builders import dask_cluster as c
 from click.testing import CliRunner
 
 from fastcomm import arrow_files
-from fastcomm.analyses.stragglers import analyse_stragglers
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
-from fastcomm.executors import Local, dask
-from fastcomm.options import StragglerOptions
-from fastcomm.stragglers import RankScenarios, SubsetScenario, operations, rank_scenarios
+from fastcomm.executors import dask
+from fastcomm.executors.executor import Local
 from fastcomm.stragglers import model as model_
+from fastcomm.stragglers import operations
+from fastcomm.stragglers.analysis import analyse_stragglers
 from fastcomm.stragglers.model import JobModel
-from fastcomm.synthetic import TableJob, write_table
+from fastcomm.stragglers.options import StragglerOptions
+from fastcomm.stragglers.result import RankScenarios, SubsetScenario, rank_scenarios
+from fastcomm.synthetic.job import TableJob, write_table
 
 
 def invoke(*words, code=0):
@@ -88,7 +90,7 @@ def test_the_result_is_that_of_one_process_with_any_number_of_workers(job, tmp_p
 
 
 def test_an_object_is_made_once_in_each_process(tmp_path):
-    held = Local(workers=2, preload="fastcomm.executors").hold(
+    held = Local(workers=2, preload="fastcomm.executors.executor").hold(
         partial(made_and_listed, tmp_path)
     )
     processes = held.apply([os_process] * 20)

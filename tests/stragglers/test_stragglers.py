@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import replay as oracle
 
-from fastcomm import stragglers
-from fastcomm.analyses.stragglers import StragglerResult
-from fastcomm.cli import main
+from fastcomm.cli.main import main
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.report import stragglers as report
-from fastcomm.stragglers import operation_graph, operations
+from fastcomm.stragglers import model as stragglers_model
+from fastcomm.stragglers import operations
+from fastcomm.stragglers import result as stragglers_result
+from fastcomm.stragglers import tables as report
+from fastcomm.stragglers.analysis import StragglerResult
 from fastcomm.stragglers.model import JobModel
-from fastcomm.synthetic import TableJob, write_table
+from fastcomm.synthetic.job import TableJob, write_table
 from fastcomm_kernels.replay import simulate
 
 
@@ -31,7 +32,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def found(model):
-    return stragglers.stragglers(model)
+    return stragglers_result.stragglers(model)
 
 
 @needed
@@ -67,7 +68,7 @@ def test_a_type_may_end_in_zeros(tmp_path):
     for end in ("x", "\0"):
         names = [each.replace("grad", f"grad{end}") for each in table["optype"].to_pylist()]
         pq.write_table(table.set_column(place, "optype", pa.array(names)), path)
-        found.append(stragglers.stragglers(JobModel.of(operations.read(path))))
+        found.append(stragglers_result.stragglers(JobModel.of(operations.read(path))))
     known, zeros = found
     assert any("\0" in name for name in zeros.ideal_ns)
     assert list(zeros.ideal_ns.values()) == list(known.ideal_ns.values())
@@ -92,15 +93,15 @@ def test_the_graph_equals_the_worked_example(model):
 
 @needed
 def test_steps_can_be_selected_and_missing_steps_are_errors(model):
-    few = stragglers.stragglers(model, steps=[25, 23])
+    few = stragglers_result.stragglers(model, steps=[25, 23])
     assert few.chosen == (23, 25)
     assert few.slowdown > 1
     with pytest.raises(FastcommError, match="step 24 is not in the table"):
-        stragglers.stragglers(model, steps=[24])
+        stragglers_result.stragglers(model, steps=[24])
 
 
 def test_below_the_threshold_no_rank_is_reported():
-    found = stragglers.stragglers(JobModel.of(operations.of_table(job())), threshold=99)
+    found = stragglers_result.stragglers(JobModel.of(operations.of_table(job())), threshold=99)
     assert (found.blocking, found.worst, found.workers) == (None, None, None)
     result = StragglerResult(stragglers=found)
     assert result.to_dict()["headline"].startswith("No stragglers: a step takes 1.")
@@ -127,10 +128,12 @@ def test_the_first_line_names_the_culprit(tmp_path, is_slow, culprit):
 
 
 def test_large_launch_delays_are_attributed():
-    found = stragglers.stragglers(JobModel.of(operations.of_table(job(lag=0.02))), threshold=0)
+    found = stragglers_result.stragglers(
+        JobModel.of(operations.of_table(job(lag=0.02))), threshold=0
+    )
     assert found.launch_slowdown > 1.03
     assert found.launch is None or "first-op" in found.launch["optype"].mean
-    forced = stragglers.stragglers(
+    forced = stragglers_result.stragglers(
         JobModel.of(operations.of_table(job(lag=0.02))), threshold=1.0
     )
     assert forced.launch["dp_rank"].mean.keys() == {"0", "1"}
@@ -155,7 +158,7 @@ def test_the_model_agrees_with_the_definition_on_made_up_jobs():
 
 def test_gradients_that_overlap_wait_for_the_backward_of_their_chunk():
     table = operations.of_table(job(overlap=True))
-    made = operation_graph.graph(table)
+    made = stragglers_model.graph(table)
     names = {(table.ops[a].name, table.ops[b].name) for a, b in made.edges}
     assert ("backward-compute_1_0", "grads-reduce-scatter_0_0") in names
     assert ("grads-reduce-scatter_0_0", "layernorm-grads-all-reduce_0_0") in names
@@ -164,7 +167,7 @@ def test_gradients_that_overlap_wait_for_the_backward_of_their_chunk():
 
 def test_the_ends_of_the_pipeline_send_to_nobody_and_virtual_stages_do():
     table = operations.of_table(job(chunks=2, overlap=False))
-    made = operation_graph.graph(table)
+    made = stragglers_model.graph(table)
     groups = [{table.ops[i].name for i in members} for members in made.groups]
     # The second stage's first chunk goes on to the first stage's second, and that to nobody.
     assert {"forward-send_0_1", "forward-recv_2_0"} in groups
@@ -188,7 +191,7 @@ def test_any_replay_agrees_with_the_definition(data):
     inside = {(a, b) for members in groups for a in members for b in members}
     edges = [edge for edge in edges if edge not in inside]
     common = [data.draw(st.booleans()) for _ in groups]
-    builder = operation_graph._Builder(
+    builder = stragglers_model._Builder(
         ops=tuple(
             operations.Op(optype="x", seq=i, stage=0, start=i, end=i, mc=0, gmc=0)
             for i in range(size)
@@ -201,7 +204,7 @@ def test_any_replay_agrees_with_the_definition(data):
         groups=groups,
         common=common,
     )
-    made = operation_graph._finished(builder)
+    made = stragglers_model._finished(builder)
     values = st.lists(st.integers(0, 50), min_size=ranks * steps, max_size=ranks * steps)
     time = np.array([data.draw(values) for _ in range(size)], np.float64)
     delay = np.array([data.draw(values) for _ in range(size)], np.float64)
@@ -361,7 +364,7 @@ def test_operations_that_wait_for_each_other_are_an_error():
     ops = tuple(
         operations.Op(optype="x", seq=i, stage=0, start=i, end=i, mc=0, gmc=0) for i in (0, 1)
     )
-    builder = operation_graph._Builder(
+    builder = stragglers_model._Builder(
         ops=ops,
         use_dp=False,
         overlap=False,
@@ -370,7 +373,7 @@ def test_operations_that_wait_for_each_other_are_an_error():
         edges={(0, 1): None, (1, 0): None},
     )
     with pytest.raises(FastcommError, match="x_0_0 waits for itself"):
-        operation_graph._finished(builder)
+        stragglers_model._finished(builder)
 
 
 @needed
@@ -391,8 +394,8 @@ def test_the_command_prints_and_writes_its_results(tmp_path):
 def test_a_csv_table_gives_the_result_of_the_parquet_table(tmp_path):
     path = tmp_path / "table.csv"
     pa_csv.write_csv(job(lag=0.02), path)
-    result = stragglers.stragglers(JobModel.of(operations.read(path)))
-    expected = stragglers.stragglers(JobModel.of(operations.of_table(job(lag=0.02))))
+    result = stragglers_result.stragglers(JobModel.of(operations.read(path)))
+    expected = stragglers_result.stragglers(JobModel.of(operations.of_table(job(lag=0.02))))
     assert result.slowdown == pytest.approx(expected.slowdown, rel=1e-6)
     path.write_text(path.read_text().partition("\n")[0] + "\n")
     with pytest.raises(TraceFileError, match=r"table.csv: the table has no rows"):

@@ -22,8 +22,9 @@ from builders.nsys_report import (
     written,
 )
 
-from fastcomm.synthetic import NsysVariant, play
+from fastcomm.synthetic import play
 from fastcomm.synthetic.nsys import payloads
+from fastcomm.synthetic.nsys.tables import NsysVariant
 
 
 @pytest.fixture(scope="module")

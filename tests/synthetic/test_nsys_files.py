@@ -28,7 +28,8 @@ from builders.nsys_report import (
 )
 from builders.shared_data import shared
 
-from fastcomm.synthetic import NsysVariant, write_nsys
+from fastcomm.synthetic.nsys.export import write_nsys
+from fastcomm.synthetic.nsys.tables import NsysVariant
 
 # The columns that the specification names, table by table.
 NAMED = {

@@ -23,7 +23,9 @@ from builders.nsys_report import (
     written,
 )
 
-from fastcomm.synthetic import Job, NsysVariant, play
+from fastcomm.synthetic import play
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.nsys.tables import NsysVariant
 
 
 @pytest.fixture(scope="module")

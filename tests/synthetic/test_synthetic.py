@@ -11,11 +11,13 @@ from builders.synthetic_truth import truth
 from hypothesis import given
 
 from fastcomm.errors import ConfigError
-from fastcomm.synthetic import FIRST_ID, Job, Variant, pipeline, text, write
+from fastcomm.synthetic import pipeline
 from fastcomm.synthetic.catalog import groups
-from fastcomm.synthetic.job import GAP
+from fastcomm.synthetic.job import GAP, Job
+from fastcomm.synthetic.kineto import Variant
+from fastcomm.synthetic.pipeline import START_NS
 from fastcomm.synthetic.play import steps
-from fastcomm.synthetic.stage import START_NS
+from fastcomm.synthetic.traces import FIRST_ID, text, write
 
 
 def load(path):
@@ -300,7 +302,7 @@ def test_an_unfinished_file_is_removed(tmp_path, monkeypatch):
         yield b"{"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fastcomm.synthetic.text", broken)
+    monkeypatch.setattr("fastcomm.synthetic.traces.text", broken)
     with pytest.raises(KeyboardInterrupt):
         write(Job.of(1), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,9 @@ from hypothesis import given
 from oracles import kineto as oracle_kineto
 from oracles import metrics as oracle_metrics
 
-from fastcomm.synthetic import Job, Variant, write
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.kineto import Variant
+from fastcomm.synthetic.traces import write
 
 TAG_OF = {
     "TENSOR_MODEL_PARALLEL_GROUP": "TP",

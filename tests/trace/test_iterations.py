@@ -5,8 +5,8 @@ from builders import kineto_text as k
 from builders.iteration_traces import STEPS, WORK
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto import reader
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto import reader
 from fastcomm.trace.iterations import IterationRule
 
 

@@ -8,11 +8,11 @@ from builders.opened import open_run
 from builders.places import SCHEMAS
 from builders.same import same
 
-from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.analyses.measure import compute_metrics
-from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.kineto.categories import CATEGORIES, unknown_categories
-from fastcomm.readers.kineto.reader import read
+from fastcomm.formats.assembly import TraceOptions
+from fastcomm.formats.kineto.categories import CATEGORIES, unknown_categories
+from fastcomm.formats.kineto.reader import read
+from fastcomm.ingest.ingest import ingest, plan
+from fastcomm.metrics.computation import compute_metrics
 from fastcomm.trace.run import warnings_of_run
 from fastcomm.trace.schema import KINDS
 

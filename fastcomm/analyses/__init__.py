@@ -1,1 +1,0 @@
-"""Answer one question about a run each: measure, explain, compare, convert."""

@@ -1,0 +1,1 @@
+"""Compare two runs: what changed, and what it costs."""

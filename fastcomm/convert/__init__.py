@@ -1,0 +1,1 @@
+"""Write a run in another format, for other tools."""

@@ -1,0 +1,411 @@
+"""``fastcomm dispatch`` and its commands."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import click
+
+from fastcomm.checks import FACTOR, REPLICAS, invalid, option_name, shortened
+from fastcomm.cli.commands import CommandGroup, option, option_of, options_of
+from fastcomm.cli.messages import say
+from fastcomm.cli.parameter_types import COUNT, Number
+from fastcomm.cli.results import ResultFiles, output_option, print_json, result_options
+from fastcomm.cli.runs import builds, with_options, workers_option
+from fastcomm.dispatch.options import DispatchOptions, ReplicaRule, WorkloadOptions
+from fastcomm.dispatch.recipe import Recipe
+from fastcomm.errors import ConfigError, inert
+from fastcomm.option_fields import NETWORK, WORKLOAD, field_infos
+from fastcomm.units import counted
+
+if TYPE_CHECKING:
+    from fastcomm.dispatch.placement import PlacementResult
+    from fastcomm.dispatch.schedules import Terms
+    from fastcomm.dispatch.simulation import DispatchSweep, Simulation
+
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R", "Simulation", "PlacementResult", "DispatchSweep")
+_SHAPE = (
+    *("num_nodes", "gpus_per_node", "experts_per_gpu", "seq_len", "batch_size", "embed_size"),
+    *("topk", "num_layers", "iter_num"),
+)
+DRAWING = options_of(
+    WorkloadOptions, "zipf_alpha", "seed", "compat", "law", "distinct", "shuffle"
+)
+_EXAMPLES = """\b
+Examples:
+  fastcomm dispatch generate --num-nodes 4 --iter-num 10 --seed 0 -o workload
+  fastcomm dispatch compare workload
+  fastcomm dispatch simulate --schedules deepep,fast workload --json
+  fastcomm dispatch place workload --replicas 1.5
+  fastcomm dispatch sweep --over num_nodes=2,4,8 --over zipf_alpha=1.1,1.5,2
+"""
+_NOT_DRAWN = ("--compat seed",)  # which has a stream of its own
+# The original's names of options have underscores: --num_nodes is --num-nodes.
+_CONTEXT = {"token_normalize_func": lambda word: word.replace("_", "-")}
+_example = "\b\nExample:\n  fastcomm dispatch {}\n".format
+_place = partial(option, group=WORKLOAD, is_common=True)
+
+
+def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
+    """Return the options of the shape.
+
+    `defaults` adds the default of each to its help text.
+    """
+    dtype = option_of(WorkloadOptions, "dtype")
+    if not defaults:
+        return (*options_of(WorkloadOptions, *_SHAPE), dtype)
+    recipe, infos = Recipe(), field_infos(WorkloadOptions)
+    texts = {name: f"{infos[name].text} Default: {getattr(recipe, name)}." for name in _SHAPE}
+    return (*(option_of(WorkloadOptions, name, help=texts[name]) for name in _SHAPE), dtype)
+
+
+def schedules_option(default: str) -> Callable[[F], F]:
+    """Return the option of the schedules to simulate."""
+    return option(
+        "--schedules",
+        "names",
+        default=default,
+        metavar="LIST",
+        group=NETWORK,
+        is_common=True,
+        help="Schedules of the all-to-all to simulate.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationRequest:
+    """What every command that simulates is asked: a workload's shape, links, and files."""
+
+    shape: WorkloadOptions
+    network: DispatchOptions
+    files: ResultFiles
+
+    def terms(self, recipe: Recipe) -> "Terms":
+        """Return links, sizes and demand for the simulation of a workload."""
+        from fastcomm.dispatch.analysis import terms_for
+
+        return terms_for(recipe, self.network)
+
+    def give(self, result: R, show: Callable[[R], None]) -> None:
+        """Print the result with `show`, or as JSON; write --html and --output."""
+        files = self.files
+        if files.html is not None:
+            from fastcomm.dispatch import page as pages
+            from fastcomm.show.pages import write as write_page
+
+            write_page(pages.page(result), files.html)
+        if files.output is not None:
+            from fastcomm.show.files import write_result
+
+            paths = write_result(result, files.output, "dispatch", xlsx=files.xlsx)
+            say(*(f"wrote {path}" for path in paths))
+        if files.as_json:
+            print_json(result)
+        else:
+            show(result)
+
+
+def simulates(*, draws: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options of a command that simulates.
+
+    The command gets a `SimulationRequest` as `request`. One that `draws` a workload takes the
+    options of drawing, too.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def call(
+            *,
+            shape: WorkloadOptions,
+            network: DispatchOptions,
+            files: ResultFiles,
+            **values: Any,
+        ) -> None:
+            request = SimulationRequest(shape=shape, network=network, files=files)
+            command(request=request, **values)
+
+        files = result_options("dispatch.json, and the table as CSV and Parquet")
+        drawing = DRAWING if draws else ()
+        options = (
+            *shape_options(defaults=draws),
+            *drawing,
+            *options_of(DispatchOptions),
+            files,
+        )
+        built = builds(shape=WorkloadOptions, network=DispatchOptions)(call)
+        return with_options(options)(built)
+
+    return decorate
+
+
+@click.group("dispatch", cls=CommandGroup, epilog=_EXAMPLES, context_settings=_CONTEXT)
+def run() -> None:
+    """Simulate the all-to-all of a mixture of experts: schedules, bounds, placement."""
+
+
+@run.command("generate", epilog=_example("generate --num-nodes 4 --seed 0 -o workload"))
+@builds(shape=WorkloadOptions)
+@with_options(shape_options(defaults=True))
+@with_options(DRAWING)
+@option(
+    "--popularity",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    group=WORKLOAD,
+    needs=("--law popularity",),
+    help="Text file with the weight of each expert (with --law popularity).",
+)
+@option(
+    "--hot-ranks",
+    metavar="LIST",
+    group=WORKLOAD,
+    not_with=_NOT_DRAWN,
+    help="GPUs with more tokens, as in 0:4,5:2 for 4 times and twice as many.",
+)
+@workers_option("threads", not_with=_NOT_DRAWN)
+@output_option("One Parquet file per iteration", required=True)
+def generate(
+    *,
+    popularity: Path | None,
+    hot_ranks: str | None,
+    workers: int,
+    output: Path,
+    shape: WorkloadOptions,
+) -> None:
+    """Draw a workload, and write one Parquet file per iteration."""
+    from fastcomm.dispatch import workload
+
+    if shape.law == "popularity" and popularity is None:
+        raise ConfigError(
+            "--law popularity needs --popularity FILE, a text file with a weight per expert"
+        )
+    weights = None if popularity is None else _numbers(popularity)
+    recipe = Recipe.of(**{"law": "zipf", **shape.recipe_values()})
+    more: dict[str, Any] = {"popularity": weights, "threads": workers}
+    if hot_ranks is not None:
+        more["sources"] = _sources(hot_ranks, recipe)
+    if recipe.law == "seed":
+        more = {}
+    files = workload.write(recipe, output, **more)
+    click.echo(
+        f"{inert(str(output))}: {counted(len(files), 'iteration')} of "
+        f"{counted(recipe.num_layers, 'layer')}, {counted(recipe.tokens, 'token')} of "
+        f"{counted(recipe.topk, 'expert')} on {counted(recipe.gpus, 'GPU')}"
+    )
+
+
+@run.command(
+    "simulate",
+    has_tables=True,
+    epilog=_example("simulate workload --schedules deepep,fast --cluster dgx-h100"),
+)
+@click.argument("workload", type=click.Path(exists=True, path_type=Path))
+@schedules_option("deepep,fast")
+@simulates()
+def simulate(*, workload: Path, names: str, request: SimulationRequest) -> None:
+    """Simulate a workload under some strategies.
+
+    Names the bottleneck of each strategy. WORKLOAD is a directory of `generate`, or a routing
+    table of a job: an .npz of src_gpu [tokens] and target_experts [tokens, top-k], a Parquet
+    file with these columns, or an .npy of experts. A generated workload has its own shape;
+    options that contradict it are errors.
+
+    Strategies: deepep-compat, fast-compat, deepep, deepep-ll, fast, direct, spreadout,
+    hierarchical, multicast-balanced.
+    """
+    from fastcomm.compat.dispatch import STRATEGIES
+    from fastcomm.dispatch import simulation, tables
+    from fastcomm.dispatch.workload import open_workload
+
+    opened = open_workload(workload, request.shape)
+    terms = request.terms(opened.recipe)
+    result = simulation.simulate(opened, names.split(","), terms, available=STRATEGIES)
+    request.give(result, tables.show)
+
+
+@run.command("compare", has_tables=True, epilog=_example("compare workload --bw-inter 50GB/s"))
+@click.argument("workload", required=False, type=click.Path(exists=True, path_type=Path))
+@simulates(draws=True)
+def compare(*, workload: Path | None, request: SimulationRequest) -> None:
+    """Compare all strategies with the best possible time.
+
+    Without WORKLOAD, draws one from the options and does not store it.
+    """
+    from fastcomm.compat.dispatch import STRATEGIES
+    from fastcomm.dispatch import simulation, tables
+    from fastcomm.dispatch.workload import Workload, open_workload
+
+    shape = request.shape
+    opened = open_workload(workload, shape) if workload else Workload.of(_recipe(shape))
+    terms = request.terms(opened.recipe)
+    result = simulation.simulate(
+        opened, tuple(STRATEGIES), terms, available=STRATEGIES, lenient=True
+    )
+    request.give(result, tables.compare)
+
+
+@run.command("place", has_tables=True, epilog=_example("place workload --replicas 1.5"))
+@click.argument("workload", type=click.Path(exists=True, path_type=Path))
+@_place(
+    "--replicas",
+    type=Number(REPLICAS),
+    metavar="FACTOR",
+    default=1.5,
+    help="Physical experts per logical expert.",
+)
+@_place(
+    "--groups", type=COUNT, default=1, help="Number of expert groups that stay inside a node."
+)
+@_place(
+    "--rule",
+    type=click.Choice(get_args(ReplicaRule)),
+    metavar="NAME",
+    default="local",
+    help="Which replica a token takes: random, round-robin, or local (its own node first).",
+)
+@_place(
+    "--load",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Measured load of each expert: text, one line per layer. Default: the workload's.",
+)
+@schedules_option("deepep,fast,multicast-balanced")
+@simulates()
+def place(
+    *,
+    workload: Path,
+    replicas: float,
+    groups: int,
+    rule: str,
+    load: Path | None,
+    names: str,
+    request: SimulationRequest,
+) -> None:
+    """Place replicas of experts by their load.
+
+    Simulates WORKLOAD before and after.
+    """
+    import numpy as np
+
+    from fastcomm.dispatch import placement, tables
+    from fastcomm.dispatch.workload import open_workload
+
+    opened = open_workload(workload, request.shape)
+    loads = None
+    if load is not None:
+        loads = np.reshape(_numbers(load), (opened.recipe.num_layers, -1))
+    result = placement.simulate_placement(
+        opened,
+        names.split(","),
+        request.terms(opened.recipe),
+        rule=rule,
+        replicas=round(replicas * opened.recipe.experts),
+        groups=groups,
+        loads=loads,
+    )
+    request.give(result, tables.place)
+
+
+@run.command(
+    "sweep",
+    has_tables=True,
+    epilog=_example("sweep --over num_nodes=2,4 --over zipf_alpha=1.1,2"),
+)
+@option(
+    "--over",
+    multiple=True,
+    required=True,
+    metavar="NAME=LIST",
+    group=WORKLOAD,
+    is_common=True,
+    help="Values of a workload option, as in zipf_alpha=1.1,2. Repeatable.",
+)
+@schedules_option("deepep,fast,multicast-balanced")
+@simulates(draws=True)
+def sweep(*, over: tuple[str, ...], names: str, request: SimulationRequest) -> None:
+    """Simulate strategies over a grid of workloads.
+
+    The axes are options of a workload: skew, nodes, top-k, tokens.
+    """
+    from fastcomm.compat.dispatch import STRATEGIES
+    from fastcomm.dispatch import simulation, tables
+
+    axes = [simulation.axis(text) for text in over]
+    _check_distinct([name for name, _ in axes])
+    grid = dict(axes)
+    _check_axes(grid, request.shape)
+    shape = replace(request.shape, iter_num=request.shape.iter_num or 1)
+    result = simulation.sweep(
+        _recipe(shape), grid, names.split(","), request.terms, available=STRATEGIES
+    )
+    request.give(result, tables.sweep)
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    """Raise `ConfigError` if an axis is given twice."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(
+                f"--over {name}: given {count} times; pass all values at once, as in "
+                f"--over {name}=VALUE,VALUE"
+            )
+
+
+def _check_axes(grid: Mapping[str, Sequence[Any]], shape: WorkloadOptions) -> None:
+    """Raise `ConfigError` if an axis is an option that is given, or that has no effect."""
+    own = {name: values[0] for name, values in grid.items() if hasattr(shape, name)}
+    if typed := [name for name in own if getattr(shape, name) is not None]:
+        raise ConfigError(
+            f"{option_name(typed[0])} has no effect with --over {typed[0]}; leave one out"
+        )
+    try:
+        replace(shape, **own)
+    except ConfigError as error:
+        raise ConfigError(f"--over: {error}") from error
+
+
+def _recipe(shape: WorkloadOptions) -> Recipe:
+    """Return the recipe of a workload that is not stored; defaults for what is not given."""
+    if shape.law == "popularity":
+        raise ConfigError(
+            "--law popularity needs a workload with weights: draw one with `fastcomm dispatch "
+            "generate --law popularity --popularity FILE -o DIR`, and simulate that"
+        )
+    return Recipe.of(**{"law": "zipf", **shape.recipe_values()})
+
+
+def _numbers(path: Path) -> list[float]:
+    """Return the numbers of a text file, which spaces, lines or commas separate."""
+    from fastcomm.files import text
+
+    try:
+        return [float(word) for word in text(path).replace(",", " ").split()]
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; the file may have only numbers") from error
+
+
+def _sources(text: str, recipe: Recipe) -> list[int]:
+    """Return the tokens of each GPU; `text` has multiples of some GPUs, as in "0:4,5:2"."""
+    weight = [1.0] * recipe.gpus
+    for part in text.split(","):
+        gpu, _, factor = part.partition(":")
+        try:
+            index, weight_ = int(gpu), float(factor)
+        except ValueError:
+            index, weight_ = -1, 0.0
+        if not 0 <= index < recipe.gpus or not FACTOR.holds(weight_):
+            expected = f"GPU:FACTOR as in 0:4, a GPU from 0 to {recipe.gpus - 1} and {FACTOR}"
+            raise invalid("--hot-ranks", repr(shortened(part)), expected)
+        weight[index] = weight_
+    if not sum(weight):
+        raise invalid("--hot-ranks", repr(shortened(text)), "a factor above 0")
+    edges, passed = [0], 0.0
+    for own in weight:
+        passed += own
+        edges.append(round(recipe.tokens * passed / sum(weight)))
+    return [after - before for before, after in itertools.pairwise(edges)]

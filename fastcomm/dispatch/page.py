@@ -1,0 +1,284 @@
+"""Write the pages of `fastcomm dispatch`: schedules with their bounds, and loads of GPUs."""
+
+import numpy as np
+
+from fastcomm.dispatch import tables
+from fastcomm.dispatch.placement import PlacementResult
+from fastcomm.dispatch.schedules import LOAD_NAMES
+from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult
+from fastcomm.dispatch.tables import NO_TIME
+from fastcomm.show import pages
+from fastcomm.show.charts import (
+    BarChart,
+    HeatChart,
+    Part,
+    RowMarks,
+    coarsened,
+    line_look,
+    row_bars,
+    row_tips,
+)
+from fastcomm.show.pages import Figure, FigureView, Page, PageTable, Section, figure, table
+from fastcomm.units import counted
+
+_MS = 1e3
+_MOST_BINS = 96
+_MOST_ROWS = 24
+_BAR = 15  # px
+_EQUAL = 1.01
+
+
+def page(result: Simulation | PlacementResult | DispatchSweep) -> Page:
+    """Return the page of a result of `fastcomm dispatch`."""
+    if isinstance(result, Simulation):
+        return simulation(result)
+    return placement(result) if isinstance(result, PlacementResult) else sweep(result)
+
+
+def simulation(result: Simulation) -> Page:
+    """Return the page of several schedules of one workload."""
+    ranked = sorted(result.strategies.values(), key=lambda strategy: strategy.total_s)
+    return Page(
+        title="Expert dispatch",
+        source=_source(result),
+        headline=_headline(ranked),
+        facts=_facts(result, ranked),
+        sections=(_times(ranked), _loads(ranked)) if ranked else (),
+        warnings=tuple(result.unanswered.values()),
+    )
+
+
+def _source(result: Simulation) -> str:
+    """Return the size of the workload: nodes, GPUs, experts and tokens."""
+    recipe = result.recipe
+    return (
+        f"{counted(recipe.num_nodes, 'node')} of {counted(recipe.gpus_per_node, 'GPU')}, "
+        f"{counted(recipe.experts, 'expert')}, top {recipe.topk}, "
+        f"{counted(recipe.tokens, 'token')}"
+    )
+
+
+def _headline(ranked: list[StrategyResult]) -> pages.Sentence:
+    """Return the sentence on the fastest schedule; `ranked` is sorted by total time."""
+    if not ranked:
+        return ("No schedule can handle this workload.",)
+    best = ranked[0]
+    return (
+        f"{best.name} is the fastest: ",
+        pages.fact("dispatch.total_s", best.total_s * NS, pages.ns),
+        ", ",
+        pages.fact("dispatch.times_optimal", best.times_optimal, pages.times, why=NO_TIME),
+        " the best possible time.",
+    )
+
+
+def _facts(result: Simulation, ranked: list[StrategyResult]) -> tuple[pages.Fact, ...]:
+    """Return the best possible time and the NIC bandwidth; `ranked` has the fastest first."""
+    optimal = ranked[0].optimal_s * NS if ranked else None
+    inter = float(result.terms.links.inter)
+    return (
+        pages.fact("dispatch.optimal_s", optimal, pages.ns, label="best possible"),
+        pages.fact("link_bandwidth", inter, pages.rate, label="NIC of a GPU"),
+    )
+
+
+def _times(ranked: list[StrategyResult]) -> Section:
+    """Return the section on the dispatch time of each schedule, the fastest first."""
+    names = [strategy.name for strategy in ranked]
+    optimal = [strategy.optimal_s for strategy in ranked]
+    bound = [strategy.bound_s for strategy in ranked]
+    bars = row_bars(
+        names,
+        [strategy.total_s for strategy in ranked],
+        _seconds,
+        "dispatch, ms",
+        1 / _MS,
+        marks=(
+            _marks(names, "best possible", optimal, "diamond"),
+            _marks(names, "bound of its class", bound, "bar"),
+        ),
+    )
+    drawn = figure(
+        "times-chart",
+        "Dispatch of all layers",
+        "Bars of the schedules, with their bounds as marks; the table has all numbers.",
+        bars,
+        *("dispatch.total_s", "dispatch.optimal_s", "dispatch.times_bound"),
+    )
+    return Section(
+        name="times",
+        title="How long does each schedule take?",
+        lead=(f"{pages.many(len(ranked), 'schedule')}, the fastest first, with their bounds.",),
+        blocks=(drawn, pages.shown(tables.schedules(ranked))),
+    )
+
+
+def _seconds(value: float) -> str:
+    """Format seconds in a suitable unit."""
+    return pages.ns(value * NS)
+
+
+def _marks(names: list[str], label: str, seconds: list[float], symbol: str) -> RowMarks:
+    """Return a mark at `seconds` for each schedule; `label` is the entry of the legend."""
+    return RowMarks(
+        name=label,
+        symbol=symbol,
+        values=[value * _MS for value in seconds],
+        tips=row_tips(names, label, seconds, _seconds),
+    )
+
+
+def _loads(ranked: list[StrategyResult]) -> Section:
+    """Return the section on the tokens of each GPU and kind of link, a view per schedule."""
+    drawn = Figure(
+        name="loads-chart",
+        title="Tokens of each GPU and link",
+        alt="Heat map of GPUs and kinds of links; the table has "
+        "the largest load over the mean.",
+        views=tuple(_load(strategy) for strategy in ranked),
+        terms=("dispatch.load",),
+        choice="Schedule",
+    )
+    by_link = ((link, "dispatch.most_by_mean", pages.times, NO_TIME) for link in LOAD_NAMES)
+    most = table(
+        "loads-table",
+        "Load of the most loaded GPU over the mean",
+        ["schedule", *by_link],
+        [(strategy.name, *map(_most_by_mean, strategy.loads.T)) for strategy in ranked],
+    )
+    return Section(
+        name="loads",
+        title="Which links carry the load?",
+        lead=("A schedule is as fast as its most loaded link.",),
+        blocks=(drawn, most),
+    )
+
+
+def _most_by_mean(loads: np.ndarray) -> float | None:
+    """Return the largest load of a GPU over the mean; None where there is no load."""
+    return float(loads.max() / loads.mean()) if loads.any() else None
+
+
+def _load(strategy: StrategyResult) -> FigureView:
+    """Return the heat map of tokens by kind of link (down) and GPU (across)."""
+    grid, share = coarsened(strategy.loads, _MOST_BINS)
+    chart = HeatChart(
+        grid=grid.T.tolist(),
+        rows=LOAD_NAMES,
+        columns=[str(gpu) for gpu in range(0, strategy.gpus, share)],
+        unit="tokens",
+        tip="GPU {column}, {row}: {value}",
+        x="GPU",
+    )
+    note = f"A cell shows the largest of {share} GPUs." if share > 1 else ""
+    return FigureView(label=strategy.name, chart=chart, note=note)
+
+
+def placement(result: PlacementResult) -> Page:
+    """Return the page of schedules before and after a placement of the experts."""
+    before, after = result.imbalance
+    first = simulation(result.after)
+    section = Section(
+        name="placing",
+        title="What does the placement change?",
+        lead=(
+            "The most loaded GPU has ",
+            pages.fact("dispatch.imbalance", after, pages.times),
+            " the mean load; before it had ",
+            pages.fact("dispatch.imbalance", before, pages.times),
+            ".",
+        ),
+        blocks=(pages.shown(tables.placing(result)),),
+    )
+    return Page(
+        title="Placement of experts",
+        source=first.source,
+        headline=section.lead,
+        facts=first.facts,
+        sections=(section, *first.sections),
+    )
+
+
+def sweep(grid: DispatchSweep) -> Page:
+    """Return the page of schedules over a grid of workloads."""
+    labels = [
+        ", ".join(f"{name} {getattr(point.recipe, name)}" for name in grid.axes)
+        for point in grid.points
+    ]
+    shown = labels[:_MOST_ROWS]
+    rest = len(labels) - len(shown)
+    drawn = figure(
+        "sweep-chart",
+        "Dispatch at each point of the grid",
+        f"Bars of the schedules for {len(shown)} workloads; the table has all numbers.",
+        _sweep_bars(grid, shown),
+        "dispatch.total_s",
+        chart_note=f"{rest} more workloads are in the table." if rest else "",
+        table=_points(grid, labels),
+    )
+    lead = (f"{pages.many(len(labels), 'workload')} of {' and '.join(grid.axes)}.",)
+    section = Section(
+        name="sweep", title="Which schedule is the fastest?", lead=lead, blocks=(drawn,)
+    )
+    return Page(
+        title="Expert dispatch",
+        source="a sweep",
+        headline=(_fastest(grid),),
+        facts=(),
+        sections=(section,),
+    )
+
+
+def _fastest(grid: DispatchSweep) -> str:
+    """Return at how many points each schedule is the fastest, give or take a hundredth."""
+    wins = dict.fromkeys(grid.points[0].strategies, 0)
+    for point in grid.points:
+        least = min(strategy.total_s for strategy in point.strategies.values())
+        for name, strategy in point.strategies.items():
+            wins[name] += strategy.total_s <= least * _EQUAL
+    (first, count), *others = sorted(wins.items(), key=lambda pair: -pair[1])
+    rest = "".join(f", {name} at {times}" for name, times in others)
+    of = pages.many(len(grid.points), "workload")
+    return f"{first} is the fastest, or within 1 % of it, at {count} of {of}{rest}."
+
+
+def _sweep_bars(grid: DispatchSweep, labels: list[str]) -> BarChart:
+    """Return bars of dispatch times, one per schedule in the row of each labeled workload."""
+    parts = []
+    for place, name in enumerate(grid.points[0].strategies):
+        times = [point.strategies[name].total_s for point in grid.points[: len(labels)]]
+        formatted = [pages.ns(seconds * NS) for seconds in times]
+        parts.append(
+            Part(
+                name=name,
+                look=line_look(place)[0],
+                values=[seconds * _MS for seconds in times],
+                labels=formatted,
+                tips=[
+                    f"{name}, {label}: {time}"
+                    for label, time in zip(labels, formatted, strict=True)
+                ],
+            )
+        )
+    height = _BAR * len(parts) + _BAR
+    return BarChart(
+        rows=labels, parts=parts, title="dispatch, ms", is_stacked=False, row_height=height
+    )
+
+
+def _points(grid: DispatchSweep, labels: list[str]) -> PageTable:
+    """Return the table of all points and schedules; `labels` name the points of the grid."""
+    return table(
+        "sweep-table",
+        "All points",
+        [
+            *("workload", "schedule"),
+            ("dispatch", "dispatch.total_s", pages.ns),
+            ("of the best", "dispatch.times_optimal", pages.times, NO_TIME),
+        ],
+        [
+            (label, name, strategy.total_s * NS, strategy.times_optimal)
+            for label, point in zip(labels, grid.points, strict=True)
+            for name, strategy in point.strategies.items()
+        ],
+    )

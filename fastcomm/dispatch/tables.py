@@ -1,0 +1,329 @@
+"""Schedules of an expert all-to-all as tables, on the terminal and in files."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from fastcomm.dispatch.placement import PlacementResult
+from fastcomm.dispatch.schedules import LOAD_NAMES
+from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult, in_ns
+from fastcomm.show.console import TerminalTable, na, plain_console, say, shown, table
+from fastcomm.show.tables import NA, ResultTable, TableColumn
+from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
+
+_NO_COMBINE = "the original simulator has no combine"
+NO_TIME = "the bound is 0"
+_PLACING = (
+    TableColumn("schedule", 0),
+    TableColumn("before", 1, "ns", "dispatch.total_s"),
+    TableColumn("after", 2, "ns", "dispatch.after_s"),
+    TableColumn("speed-up", 3, "multiple", "dispatch.speedup"),
+    TableColumn("bytes between nodes", 4, "bytes", drop=2, only="terminal"),
+    TableColumn("bytes after", 5, "bytes", drop=1, only="terminal"),
+)
+_MOST_LAYERS = 12
+_MOST_NODES = 32
+_SHADES = " ░▒▓█"
+_RULE = "=" * 50
+_BAR = 48
+_BAR_START = 52  # cells before a bar
+_LABEL = 25
+_BINARY = "GB and GB/s of these totals are GiB and GiB/s, 2^30 bytes, as the original has them"
+_TITLES = {"deepep-compat": "DeepEP", "fast-compat": "FAST"}
+
+
+def schedules(ranked: Sequence[StrategyResult]) -> ResultTable:
+    """Return times, multiples of the bounds, and bytes between nodes of schedules."""
+    return ResultTable(name="times-table", caption="Schedules", columns=_SCHEDULES, rows=ranked)
+
+
+def _bottleneck(schedule: StrategyResult) -> str:
+    """Return the busiest link of the slowest layer."""
+    slowest = max(schedule.layers, key=lambda layer: layer.seconds, default=None)
+    return "none" if slowest is None else str(slowest.bottleneck)
+
+
+_SCHEDULES = (
+    TableColumn("schedule", "name"),
+    TableColumn("dispatch", lambda one: in_ns(one.total_s), "ns", "dispatch.total_s"),
+    TableColumn(
+        *("combine", lambda one: in_ns(one.combine_s), "ns", "dispatch.combine_s"),
+        why=_NO_COMBINE,
+    ),
+    TableColumn(
+        *("of the best", "times_optimal", "multiple", "dispatch.times_optimal"), why=NO_TIME
+    ),
+    TableColumn(
+        *("of its class", "times_bound", "multiple", "dispatch.times_bound"),
+        why=NO_TIME,
+        drop=1,
+    ),
+    TableColumn("between nodes", "inter_bytes", "bytes", "dispatch.inter_bytes", drop=2),
+    TableColumn("bottleneck", _bottleneck, only="terminal", is_sentence=True),
+)
+
+
+def placing(result: PlacementResult) -> ResultTable:
+    """Return the schedules before and after a placement of the experts."""
+    rows = []
+    for name, old in result.before.strategies.items():
+        new = result.after.strategies[name]
+        speedup = old.total_s / new.total_s if new.total_s else None
+        times = in_ns(old.total_s), in_ns(new.total_s)
+        rows.append((name, *times, speedup, old.inter_bytes, new.inter_bytes))
+    return ResultTable(
+        name="placing-table", caption="Before and after", columns=_PLACING, rows=rows
+    )
+
+
+def show(simulation: Simulation, console: Console | None = None) -> None:
+    """Print the fastest strategy; of each its totals, phases, busiest links and load."""
+    console = plain_console(console)
+    _say(console, f"{_fastest(simulation)}\n{_title(simulation)}")
+    for strategy in simulation.strategies.values():
+        _say(
+            console,
+            _results(strategy, simulation.recipe.iter_num * simulation.recipe.num_layers),
+        )
+        console.print(_layers(strategy, simulation.recipe.num_layers))
+        loads = _heat(strategy.loads, simulation.recipe.gpus_per_node, console.width)
+        console.print(Text(loads), soft_wrap=True)
+
+
+def compare(simulation: Simulation, console: Console | None = None) -> None:
+    """Print the strategies side by side, the fastest first."""
+    console = plain_console(console)
+    _say(console, f"{_fastest(simulation)}\n{_title(simulation)}")
+    console.print(shown(schedules(_ranked(simulation))))
+    _say(
+        console,
+        f"dispatch, combine and bytes between nodes: {_sum_text(simulation)}. of the best, "
+        "of its class: dispatch time over the lower bound of all schedules, and of its class.",
+    )
+    for reason in simulation.unanswered.values():
+        _say(console, reason)
+
+
+def place(result: PlacementResult, console: Console | None = None) -> None:
+    """Print the strategies before and after a placement of the experts."""
+    console = plain_console(console)
+    count = result.placements[0].replicas
+    before, after = result.imbalance
+    _say(
+        console,
+        f"{_gain(result)}\n{_title(result.before)}\n"
+        f"{count.sum()} copies of {len(count)} experts, at most {count.max()} of one; the most "
+        f"loaded GPU has {after:.2f} times the mean load, {before:.2f} before",
+    )
+    console.print(shown(placing(result)))
+    _say(console, f"times and bytes: {_sum_text(result.before)}.")
+
+
+def _gain(result: PlacementResult) -> str:
+    """Return what the placement saves of the fastest strategy's dispatch."""
+    before, after = (_ranked(part)[0] for part in (result.before, result.after))
+    factor = before.total_s / after.total_s if after.total_s else None
+    return (
+        f"Placed anew, the dispatch is {_times(factor)} as fast: "
+        f"{format_s(before.total_s)} with {before.name} before, "
+        f"{format_s(after.total_s)} with {after.name} after"
+    )
+
+
+def _fastest(simulation: Simulation) -> str:
+    """Return the strategy with the shortest dispatch, and how close it is to the optimum."""
+    if not simulation.strategies:
+        return "No strategy can be simulated for this workload:"
+    fastest = _ranked(simulation)[0]
+    return (
+        f"Fastest: {fastest.name}, dispatch in {format_s(fastest.total_s)}, "
+        f"{_times(fastest.times_optimal)} the best possible time"
+    )
+
+
+def _ranked(simulation: Simulation) -> list[StrategyResult]:
+    """Return the strategies, that with the shortest dispatch first."""
+    return sorted(simulation.strategies.values(), key=lambda strategy: strategy.total_s)
+
+
+def _sum_text(simulation: Simulation) -> str:
+    """Return over what the times and bytes of a strategy are summed."""
+    recipe = simulation.recipe
+    iterations = counted(recipe.iter_num, "iteration")
+    layers = counted(recipe.num_layers, "layer")
+    if recipe.iter_num * recipe.num_layers == 1:
+        return f"of {iterations} of {layers}"
+    return f"sums over {iterations} of {layers} each"
+
+
+def sweep(grid: DispatchSweep, console: Console | None = None) -> None:
+    """Print which strategy wins, a row for each point with all strategies, then bars.
+
+    A cell has the time of a strategy and its multiple of the best possible time, which is the
+    last column. Bars compare the times of all points and strategies.
+
+    Parameters
+    ----------
+    grid
+        Simulated points.
+    console
+        Where to print; stdout by default.
+
+    """
+    console = plain_console(console)
+    _say(console, _winners(grid))
+    names = list(grid.points[0].strategies)
+    rows = table(*grid.axes, *names, "best possible")
+    for point in grid.points:
+        best = next(iter(point.strategies.values())).optimal_s
+        rows.add_row(
+            *(str(getattr(point.recipe, axis)) for axis in grid.axes),
+            *(
+                f"{format_s(strategy.total_s)} ({_times(strategy.times_optimal)})"
+                for strategy in point.strategies.values()
+            ),
+            format_s(best),
+        )
+    console.print(rows)
+    bars = _bars(grid, max(1, min(_BAR, console.width - _BAR_START - 1)))
+    console.print(Text(bars), soft_wrap=True)
+
+
+def _winners(grid: DispatchSweep) -> str:
+    """Return at how many points each strategy is the fastest."""
+    wins = Counter(_ranked(point)[0].name for point in grid.points).most_common()
+    if len(wins) == 1:
+        return f"Fastest at all {counted(len(grid.points), 'point')}: {wins[0][0]}"
+    first, *others = (f"{name} at {count}" for name, count in wins)
+    return f"Fastest: {first} of {len(grid.points)} points, {', '.join(others)}"
+
+
+def _bars(grid: DispatchSweep, width: int) -> str:
+    """Return a bar for each point and strategy; that of the slowest has `width` cells."""
+    slowest = max(
+        strategy.total_s for point in grid.points for strategy in point.strategies.values()
+    )
+    lines = []
+    for point in grid.points:
+        label = ", ".join(f"{axis} {getattr(point.recipe, axis)}" for axis in grid.axes)
+        for name, strategy in point.strategies.items():
+            cells = strategy.total_s / slowest * width if slowest else 0.0
+            lines.append(f"{label:<{_BAR_START - 20}} {name:<18} {'█' * round(cells)}")
+            label = ""
+    return "\n".join(lines)
+
+
+def _say(console: Console, text: str) -> None:
+    """Print lines of text without markup; continued ones are indented."""
+    for line in text.split("\n"):
+        say(console, escape(line), hanging=2)
+
+
+def _title(simulation: Simulation) -> str:
+    """Return the sizes of the workload and, on a second line, the bandwidth of its links."""
+    recipe, links = simulation.recipe, simulation.terms.links
+    return (
+        f"{counted(recipe.num_nodes, 'node')} of {counted(recipe.gpus_per_node, 'GPU')}, "
+        f"{counted(recipe.experts, 'expert')}, top {recipe.topk}; "
+        f"{counted(recipe.iter_num, 'iteration')} of {counted(recipe.num_layers, 'layer')} of "
+        f"{counted(recipe.tokens, 'token')} of {format_bytes(simulation.terms.token_bytes)}\n"
+        f"NIC {format_bandwidth(links.inter)}/GPU, inside the node "
+        f"{format_bandwidth(links.intra)}/GPU"
+    )
+
+
+def _results(strategy: StrategyResult, layers: int) -> str:
+    """Return lines of text on the total times and loads of a strategy.
+
+    `layers` is the number of layers of all iterations.
+    """
+    times_best = (
+        f"{_times(strategy.times_optimal)} the best possible time, "
+        f"{_times(strategy.times_bound)} the bound of its class"
+    )
+    if strategy.name in _TITLES:
+        return "\n".join([*_original(strategy, layers), times_best])
+    lines = [
+        "",
+        f"{strategy.name}: dispatch {format_s(strategy.total_s)}, "
+        f"{format_s(strategy.total_s / max(1, layers))} a layer; {times_best}",
+    ]
+    if strategy.combine_s is not None:
+        both = strategy.combine_s + strategy.total_s
+        lines.append(f"combine {format_s(strategy.combine_s)}, both ways {format_s(both)}")
+    traffic = format_bytes(strategy.inter_bytes)
+    speed = na(strategy.algo_bytes_per_s, format_bandwidth)
+    lines.append(f"{traffic} between nodes, algorithm bandwidth {speed}")
+    return "\n".join(lines)
+
+
+def _original(strategy: StrategyResult, layers: int) -> list[str]:
+    """Return the totals of a compat schedule as the original prints them, in its units."""
+    speed = strategy.algo_bytes_per_s
+    numbers = {
+        "Total Latency": f"{strategy.total_s:.6f} s",
+        "Avg Layer Latency": f"{strategy.total_s / max(1, layers) * 1000:.4f} ms",
+        "Total Inter-node Traffic": f"{strategy.inter_bytes / GIB:.4f} GB",
+        "Algorithmic Bandwidth": NA if speed is None else f"{speed / GIB:.4f} GB/s",
+    }
+    return [
+        _RULE,
+        f"{_TITLES[strategy.name]} Final Results",
+        _RULE,
+        *(f"{name:<{_LABEL}}: {number}" for name, number in numbers.items()),
+        _RULE,
+        _BINARY,
+    ]
+
+
+def _layers(strategy: StrategyResult, per_iteration: int) -> TerminalTable:
+    """Return the table of the first layers; an iteration has `per_iteration` layers."""
+    phases = list(strategy.layers[0].phases) if strategy.layers else []
+    rows = table(
+        *("iteration, layer", "dispatch", *(name.replace("_", " ") for name in phases)),
+        *("bound", "bottleneck"),
+        drop=phases[::-1],
+        texts=("bottleneck",),
+    )
+    for number, layer in enumerate(strategy.layers[:_MOST_LAYERS]):
+        rows.add_row(
+            f"{number // per_iteration}, {number % per_iteration}",
+            format_s(layer.seconds),
+            *(format_s(seconds) for seconds in layer.phases.values()),
+            format_s(layer.bound_s),
+            str(layer.bottleneck),
+        )
+    if len(strategy.layers) > _MOST_LAYERS:
+        rows.add_row(f"and {len(strategy.layers) - _MOST_LAYERS} more")
+    return rows
+
+
+def _heat(loads: NDArray[np.int64], gpus: int, width: int) -> str:
+    """Return a shade for each GPU, node after node, relative to the maximum of its link.
+
+    `loads` has tokens in a row per GPU and a column per kind of link; `gpus` is the number of
+    GPUs of a node; `width` is in cells.
+    """
+    lines = [f"{'load of each GPU':<17} (one shade per GPU, relative to max)"]
+    for name, column in zip(LOAD_NAMES, loads.T, strict=True):
+        most = int(column.max(initial=0))
+        shades = [
+            _SHADES[0 if not value else 1 + int(value * (len(_SHADES) - 2) // most)]
+            for value in column.tolist()
+        ]
+        nodes = ["".join(shades[at : at + gpus]) for at in range(0, len(shades), gpus)]
+        room = width - len(f"{'':<17}  ...  max {most} tokens")
+        shown = max(1, min(_MOST_NODES, (room + 1) // (gpus + 1)))
+        cut = " ..." if len(nodes) > shown else ""
+        lines.append(f"{name:<17} {'|'.join(nodes[:shown])}{cut}  max {most} tokens")
+    return "\n".join(lines)
+
+
+def _times(value: float | None) -> str:
+    """Format a multiple: "1.240x"; "n/a" for None."""
+    return "n/a" if value is None else f"{value:.3f}x"

@@ -1,1 +1,0 @@
-"""Match collectives and messages across ranks, and align the ranks' clocks."""

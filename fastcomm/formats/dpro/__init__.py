@@ -1,0 +1,1 @@
+"""Read trials of dPRO, and uniform traces."""

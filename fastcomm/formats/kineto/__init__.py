@@ -1,0 +1,1 @@
+"""Read traces of the PyTorch profiler."""

@@ -1,0 +1,356 @@
+"""Find the ranks of a file whose process drives several devices, or that merges ranks' traces.
+
+A rank is a device of a process that has kernels. The host's work is shared by the devices that
+its process drives. Tools that merge traces put a label before the numbers of processes, such as
+"[TP01] 0", or change the numbers; devices may have equal numbers then.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.errors import TraceFileError
+from fastcomm.formats.kineto.chrome import Scanned, Selection
+from fastcomm.formats.sources import CHANGED, busy, is_for_others
+from fastcomm.trace.schema import KIND, KINDS
+from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.json_events import TEXT_LANE
+
+# Kinds of events on a device; waits are if they have one.
+DEVICE_EVENTS = ("kernel", "memcpy", "memset", "gpu_annotation", "host_work", "host_node")
+_ON_DEVICE = np.isin(KINDS, DEVICE_EVENTS)  # by kind
+_LABEL = re.compile(r"\[[^\]]{1,80}\](?= )")
+_DIGITS = re.compile(r"[0-9]{1,7}")
+# A process launched a device's work if it began the calls of so many kernels before these.
+_LAUNCHED = 0.9
+_LEAST = 0.05  # share of a device's kernels that a process launched, if it has a device
+_UNCLEAR = NULL + 1
+_LARGEST = 1 << 31  # numbers of devices and processes of kernels are smaller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessDevice:
+    """A device with kernels, and the process that launched them."""
+
+    process: str  # of its events; a number, or a label and a number
+    number: int
+    hosts: tuple[str, ...]  # processes of the host that launched its work; empty if unknown
+    # Whether several processes launched work of one number, so that each has its own device,
+    # as on several hosts; and whether all work is told apart then.
+    is_shared: bool = False
+    is_told: bool = True
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether a tool changed the process of its events: it is not the device's number."""
+        return self.process != str(self.number)
+
+    @property
+    def label(self) -> str:
+        """What a tool that merges traces put before its process; else empty."""
+        return _label(self.process)
+
+    def __str__(self) -> str:
+        """Return "GPU 2 of process 71"."""
+        name = f"GPU {self.number}"
+        if self.label:
+            return f"{name} of {self.label}"
+        if self.hosts:
+            return f"{name} of process {', '.join(self.hosts)}"
+        return f"{name} in lane {self.process}" if self.is_merged else name
+
+
+def is_on_device(columns: Mapping[str, NDArray[Any]]) -> Flags:
+    """Return which events are on a device: its work, and waits that name it."""
+    is_wait = (columns["kind"] == KIND["sync"]) & (columns["device"] != NULL)
+    flags: Flags = _ON_DEVICE[columns["kind"]] | is_wait
+    return flags
+
+
+def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
+    """Return the devices of a file that are ranks of their own; empty if there are no two."""
+    columns = scanned.columns
+    rows = np.flatnonzero(columns["kind"] == KIND["kernel"])
+    process, number = columns["process"][rows], _numbers(columns)[rows]
+    launcher = _launchers(scanned, rows)
+    keys = np.stack([process, number, launcher])
+    if not len(rows) or ((keys == keys[:, :1]).all() and launcher[0] != _UNCLEAR):
+        return ()
+    lanes, first_row, index = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    index = index.reshape(-1)
+    duration = (columns["stop"] - columns["start"])[rows].clip(0)
+    chosen = busy(index, duration, lanes.shape[1])
+    chosen = chosen[np.argsort(first_row[chosen])]
+    hosts = _Hosts(scanned)
+    if unclear := [n for n in chosen.tolist() if lanes[2, n] == _UNCLEAR]:
+        name, own = _text(int(lanes[0, unclear[0]]), scanned.texts), int(lanes[1, unclear[0]])
+        return tuple(
+            ProcessDevice(process=name, number=own, hosts=(host,), is_told=False)
+            for host, calls in hosts.calls.items()
+            if len(calls)
+        )
+    if len(chosen) < 2 or (np.abs(lanes[1]) >= _LARGEST).any():  # noqa: PLR2004
+        return ()
+    devices = []
+    for n in chosen.tolist():
+        name, own = _text(int(lanes[0, n]), scanned.texts), int(lanes[2, n])
+        device = ProcessDevice(
+            process=name,
+            number=int(lanes[1, n]),
+            hosts=hosts.of(name, rows[index == n])
+            if own == NULL
+            else (_text(own, scanned.texts),),
+            is_shared=own != NULL,
+        )
+        devices.append(device)
+    first = {device.hosts: n for n, device in reversed([*enumerate(devices)])}
+    return tuple(
+        sorted(devices, key=lambda device: (device.label, first[device.hosts], device.number))
+    )
+
+
+def _launchers(scanned: Scanned, rows: Ints) -> Ints:
+    """Return the process that launched each of some device events, where that tells devices.
+
+    It does if more processes launched kernels than there are devices, and several those of one
+    number: traces of one process each that were merged, whose devices have equal numbers. There
+    `_UNCLEAR` is an event whose process is not recorded; elsewhere it is NULL.
+    """
+    columns = scanned.columns
+    nothing = np.full(len(rows), NULL)
+    calls = np.flatnonzero((columns["kind"] == KIND["runtime"]) & (columns["correlation"] > 0))
+    process = columns["process"][calls]
+    if (process == process[:1]).all():  # without a sort: most files are of one process
+        return nothing
+    hosts = np.unique(process)
+    device = _numbers(columns)
+    kernels = np.flatnonzero(columns["kind"] == KIND["kernel"])
+    lanes = np.unique(np.stack([columns["process"][kernels], device[kernels]]), axis=1)
+    if len(hosts) <= lanes.shape[1] or any(_label(_text(c, scanned.texts)) for c in lanes[0]):
+        return nothing
+    of_kernel, result = _launching(columns, kernels, calls, hosts), nothing
+    for process, number in lanes.T.tolist():
+        of_lane = of_kernel[
+            (columns["process"][kernels] == process) & (device[kernels] == number)
+        ]
+        counts = np.array([(of_lane == host).sum() for host in [*hosts.tolist(), _UNCLEAR]])
+        is_much = counts >= _LEAST * len(of_lane)
+        if is_much[-1] or is_much.sum() > 1:
+            own = (columns["process"][rows] == process) & (device[rows] == number)
+            launcher = _launching(columns, rows[own], calls, hosts)
+            result[own] = np.where(launcher == NULL, _UNCLEAR, launcher)
+    return result
+
+
+def _launching(
+    columns: Mapping[str, NDArray[Any]], rows: Ints, calls: Ints, hosts: Ints
+) -> Ints:
+    """Return the process of `hosts` that launched each of some device events.
+
+    It has a call of the same number that began before. NULL if none has; `_UNCLEAR` if several
+    have, but where the event is in the part of the file with the events of only one of them.
+    """
+    offset = columns["offset"]
+    likely, near = (np.zeros(len(rows), np.int64) for _ in range(2))  # number of processes
+    of_likely, of_near = (np.full(len(rows), NULL) for _ in range(2))
+    for host in hosts.tolist():
+        is_likely = _have_calls(columns, calls[columns["process"][calls] == host], rows)
+        part = offset[columns["process"] == host]
+        is_near = is_likely & (offset[rows] >= part.min()) & (offset[rows] <= part.max())
+        likely += is_likely
+        near += is_near
+        of_likely[is_likely], of_near[is_near] = host, host
+    one_of_several = np.where(near == 1, of_near, _UNCLEAR)
+    return np.where(likely > 1, one_of_several, of_likely)
+
+
+def _have_calls(columns: Mapping[str, NDArray[Any]], calls: Ints, rows: Ints) -> Flags:
+    """Return which device events have a call of their number that began before them.
+
+    `calls` are the rows of at least one call, `rows` those of the events.
+    """
+    correlation, start = columns["correlation"], columns["start"]
+    order = calls[np.argsort(correlation[calls], kind="stable")]
+    place = np.searchsorted(correlation[order], correlation[rows])
+    call = order[np.minimum(place, len(order) - 1)]
+    flags: Flags = (correlation[call] == correlation[rows]) & (start[call] <= start[rows])
+    return flags
+
+
+def ranks_of(devices: Sequence[ProcessDevice]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the rank of each device, and warnings.
+
+    Labels in which one number differs, such as "[TP01-PP00]", state ranks; others are numbered
+    in order.
+    """
+    names = ", ".join(map(str, devices))
+    ranks = _stated_ranks([device.label for device in devices])
+    if ranks:
+        text = f"ranks {', '.join(map(str, ranks))} of a job are in one file: {names}"
+    else:
+        ranks = tuple(range(len(devices)))
+        text = (
+            f"the ranks are a guess: the file has the work of {len(devices)} devices, and each "
+            f"is a rank, numbered in this order: {names}"
+        )
+    unknown = [str(device) for device in devices if not device.hosts]
+    lacking = (
+        f"which process launched the work of {', '.join(unknown)} is not recorded, so that "
+        "nothing of the host is known: neither marks of steps nor causes of idle time"
+    )
+    return ranks, (text, lacking) if unknown else (text,)
+
+
+def _stated_ranks(labels: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers that differ between labels; empty if there are none, or several."""
+    digits = [tuple(map(int, _DIGITS.findall(label))) for label in labels]
+    columns = {column for column in zip(*digits, strict=False) if len(set(column)) > 1}
+    is_one = len({*map(len, digits)}) == 1 and len(columns) == 1
+    ranks = columns.pop() if is_one else ()
+    return ranks if len(set(ranks)) == len(labels) else ()
+
+
+def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
+    """Return the events of a device, and those of its process but the launches for others."""
+    columns = scanned.columns
+    on_device = is_on_device(columns)
+    processes = np.unique(columns["process"])
+    names = {code: _text(code, scanned.texts) for code in processes.tolist()}
+    hosts = [code for code, name in names.items() if name in device.hosts]
+    own = [code for code, name in names.items() if name == device.process]
+    is_own = on_device & np.isin(columns["process"], own)
+    is_own &= _numbers(columns) == device.number
+    if device.is_shared:
+        rows = np.flatnonzero(is_own)
+        names_of = np.array(
+            [names.get(code, "") for code in _launchers(scanned, rows).tolist()]
+        )
+        is_own[rows] = np.isin(names_of, device.hosts)
+    is_shared = ~on_device & np.isin(columns["process"], hosts)
+    same_host = np.isin(columns["process"], [*own, *_siblings(names, device)])
+    is_shared &= ~is_for_others(columns, is_own, on_device & ~is_own & same_host)
+    selected = is_own | is_shared
+    return replace(
+        scanned,
+        columns={name: column[selected] for name, column in columns.items()},
+        envelope={
+            key: value for key, value in scanned.envelope.items() if key != "distributedInfo"
+        },
+    )
+
+
+def _siblings(names: Mapping[int, str], device: ProcessDevice) -> list[int]:
+    """Return the processes of events that have the label of a device, or none either."""
+    return [code for code, name in names.items() if _label(name) == device.label]
+
+
+def _label(process: str) -> str:
+    match = _LABEL.match(process)
+    return match[0] if match else ""
+
+
+def _numbers(columns: Mapping[str, NDArray[Any]]) -> Ints:
+    """Return the device of each event; the number of its process if it names none."""
+    device = columns["device"]
+    return np.where(device == NULL, columns["process"], device)
+
+
+def _text(code: int, texts: Sequence[str]) -> str:
+    """Return a process as text."""
+    return "" if code == NULL else texts[TEXT_LANE - code] if code <= TEXT_LANE else str(code)
+
+
+class _Hosts:
+    """The processes of the host, and their calls of a device's runtime."""
+
+    def __init__(self, scanned: Scanned) -> None:
+        """Collect the calls of each process."""
+        self.columns = columns = scanned.columns
+        rows = np.flatnonzero(~is_on_device(columns))
+        is_call = columns["kind"][rows] == KIND["runtime"]
+        is_call &= columns["correlation"][rows] != NULL
+        process = columns["process"][rows]
+        self.calls = {
+            _text(code, scanned.texts): rows[is_call & (process == code)]
+            for code in np.unique(process).tolist()
+        }
+
+    def of(self, process: str, kernels: Ints) -> tuple[str, ...]:
+        """Return the processes that launched the kernels of a device; empty if unknown."""
+        if label := _label(process):
+            return tuple(name for name in self.calls if _label(name) == label)
+        if len(self.calls) < 2:  # noqa: PLR2004
+            return tuple(self.calls)
+        likely = [name for name in self.calls if self._launched(name, kernels) >= _LAUNCHED]
+        if len(likely) > 1:  # ranks with equal numbers of calls, one behind the other
+            likely = [name for name in likely if self._is_beside(name, kernels)]
+        return tuple(likely) if len(likely) == 1 else ()
+
+    def _is_beside(self, name: str, kernels: Ints) -> bool:
+        """Whether the calls of a process and kernels are in one part of the file."""
+        calls, own = (self.columns["offset"][rows] for rows in (self.calls[name], kernels))
+        return bool(calls.min() <= own.max() and own.min() <= calls.max())
+
+    def _launched(self, name: str, kernels: Ints) -> float:
+        """Return the share of kernels whose calls a process began before them."""
+        calls = self.calls[name]
+        if not len(calls):
+            return 0.0
+        return float(_have_calls(self.columns, calls, kernels).mean())
+
+
+Scan = Callable[..., tuple[Scanned, Any]]
+_last: dict[tuple[Any, ...], tuple[tuple[Scanned, Any], int]] = {}
+
+
+def peek(
+    path: Path, selection: Selection, *, scan: Scan, **options: Any
+) -> tuple[ProcessDevice, ...]:
+    """Return the devices of a file that are ranks of their own; empty if there are no two.
+
+    The file is scanned, and `scan_again` returns the result for each of its ranks. Empty if the
+    file cannot be read: reading a rank of it reports the error. Raises `TraceFileError` if the
+    file changes meanwhile.
+    """
+    _last.clear()
+    key = _key(path, selection, options)
+    try:
+        result = scan(path, selection, **options)
+    except TraceFileError:
+        return ()
+    if key != _key(path, selection, options):
+        raise TraceFileError(f"{path}: {CHANGED}")
+    devices = devices_of(result[0])
+    if not all(device.is_told for device in devices):
+        devices = ()  # reading the file reports it
+    _last[key] = result, max(1, len(devices))
+    return devices
+
+
+def scan_again(
+    path: Path, selection: Selection, *, scan: Scan, **options: Any
+) -> tuple[Scanned, Any]:
+    """Return what `peek` scanned, once per rank; else scan. Columns must not be written."""
+    key = _key(path, selection, options) if _last else ()
+    result, uses = _last.pop(key, (None, 0))
+    if result is None:
+        _last.clear()
+        return scan(path, selection, **options)
+    if uses > 1:
+        _last[key] = result, uses - 1
+    return result
+
+
+def _key(path: Path, selection: Selection, options: Mapping[str, Any]) -> tuple[Any, ...]:
+    try:
+        status = path.stat()
+    except OSError:  # reading the file reports the error
+        return path, object()
+    state = status.st_size, status.st_mtime_ns, getattr(status, "st_ino", 0), os.getpid()
+    return path, state, id(selection), tuple(sorted(options.items()))

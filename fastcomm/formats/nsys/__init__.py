@@ -1,0 +1,1 @@
+"""Read exports of Nsight Systems."""

@@ -1,0 +1,1 @@
+"""Read Perfetto traces (`.pftrace`)."""

@@ -1,0 +1,1 @@
+"""A run as a directory of Parquet files: written, read, checked."""

@@ -1,0 +1,1 @@
+"""Describe a run, and check the installation."""

@@ -1,0 +1,1 @@
+"""Store a run as Parquet, which every command reads faster."""

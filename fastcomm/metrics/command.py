@@ -1,0 +1,79 @@
+"""``fastcomm metrics``."""
+
+from dataclasses import replace
+from functools import partial
+
+import click
+
+from fastcomm.cli.commands import OptionsCommand, option
+from fastcomm.cli.results import ResultFiles, exit_if_skipped, give, result_options
+from fastcomm.cli.runs import ExecutionOptions, measure_options, opened_run, throughput_options
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.option_fields import OUTPUT
+from fastcomm.options import ReadOptions
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm metrics traces/ --link-bandwidth 400Gbit/s
+  fastcomm metrics traces/ --cluster dgx-h100
+  fastcomm metrics traces/ --tp 2 --pp 4 --workers 8 --output report/
+  fastcomm metrics traces/ --json | jq .breakdown.exact
+"""
+
+
+@click.command("metrics", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@option(
+    "--full",
+    is_flag=True,
+    group=OUTPUT,
+    is_common=True,
+    not_with=("--json",),
+    help="Print all tables: waits, collectives, windows, process groups.",
+)
+@option(
+    "--spec",
+    is_flag=True,
+    group=OUTPUT,
+    not_with=("--json",),
+    help="Print the specification formulas, and utilization by --bytes.",
+)
+@throughput_options
+@measure_options
+@result_options("metrics.json, and every table as CSV and Parquet")
+def run(
+    *,
+    paths: tuple[str, ...],
+    full: bool,
+    spec: bool,
+    files: ResultFiles,
+    metrics: MetricsOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+) -> None:
+    """Measure where a step's time goes, and what communication costs, by parallelism.
+
+    PATH is a directory, file or glob of traces: PyTorch profiler (.json, .json.gz), Nsight
+    Systems exports (.sqlite, parquetdir, arrowdir), or a store of fastcomm ingest. Prints one
+    screen: the largest part of the step, causes of lost time (stragglers, slow links, late
+    hosts, imbalanced stages, hot experts) with their cost, and one line per parallelism.
+
+    If the traces do not name their process groups, pass the run layout (--tp, --pp, ...).
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 done without some ranks (--keep-going).
+    """
+    from fastcomm.metrics.computation import compute_metrics
+
+    wants_tables = files.output is not None or files.html is not None
+    with opened_run(paths, reading, execution) as run:
+        measured = compute_metrics(run, replace(metrics, with_tables=wants_tables))
+    if files.html is not None:
+        from fastcomm.metrics.findings.suggestions import reading_arguments
+        from fastcomm.report import page as report_page
+        from fastcomm.show.pages import write as write_page
+
+        page = report_page.run_page(measured, paths, options=reading_arguments(reading))
+        write_page(page, files.html)
+    from fastcomm.metrics import tables
+
+    give(measured, files, "metrics", partial(tables.show, full=full, spec=spec))
+    exit_if_skipped(measured.skipped)

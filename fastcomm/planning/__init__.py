@@ -1,0 +1,1 @@
+"""Price and search the strategies that today's trainers can run."""

@@ -1,0 +1,370 @@
+"""A training job with a fixed strategy, as `fastcomm isp price` and `evaluate` take it.
+
+A batch counts sequences, sizes of parallelism count ranks.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from fastcomm.checks import RANKS, invalid_value
+from fastcomm.errors import ConfigError
+from fastcomm.hardware.clusters import Cluster
+from fastcomm.hardware.gpus import gpu
+from fastcomm.models import Model
+from fastcomm.trainers import DEFAULT, TRAINERS, Trainer
+from fastcomm.units import parse_quantity
+
+RECOMPUTE = ("none", "selective", "partial", "full")
+# Recipe of FP8 by the names of trainers; a GPU has surfaces of GEMM for some of them.
+RECIPES = {
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "fp8_te": "fp8_tensor",
+    "fp8_cs": "fp8_tensor",
+    "fp8_titan": "fp8_tensor",
+    "fp8_tensor": "fp8_tensor",
+    "fp8_token": "fp8_token",
+    "fp8_block": "fp8_block",
+    "mxfp8": "fp8_block",
+}
+UNKNOWN = "unknown"
+DISPATCHES = ("alltoall", "deepep", "hybridep")
+_WAYS = ("overlapped", "capacity")  # with another micro-batch; padded, without dropless sizes
+GRADIENTS = {"bf16": 2, "fp32": 4}  # bytes of an accumulated gradient
+_BF16_GRADIENTS = 2023.9  # year of the stack
+_YEARS = (2000, 2100)
+# Stages of ZeRO that divide parameters, gradients and optimizer states.
+_DIVIDED = ("zero3",), ("zero2", "zero3"), ("zero1", "zero2", "zero3")
+YEAR = 2025.0  # of a stack, if none is given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A model, its GPUs and batch, and the whole strategy.
+
+    `sharding` is "ddp", "zero1", "zero2", "zero3", or "hsdpN" for `zero3` over N ranks that
+    others replicate. `recompute` is one of `RECOMPUTE`, or the number of layers of a pipeline
+    stage that are recomputed. `etp` divides an expert. `year` is that of the stack.
+    """
+
+    model: Model
+    gpu: str
+    gpus: int
+    global_batch: int
+    seq_len: int
+    node_bytes_per_s: float  # of one NVLink domain to all others, one direction
+    domain: int  # GPUs of an NVLink domain
+    tp: int = 1
+    pp: int = 1
+    vp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    micro_batch: int = 1
+    sharding: str = "zero1"
+    recompute: str = "none"
+    precision: str = "bf16"
+    trainer: str = DEFAULT
+    overlap: bool = True
+    dispatch: str = "alltoall"  # "deepep", "hybridep"; with "overlapped", "capacity"
+    gradients: str = ""  # of `GRADIENTS`; empty is that of the year
+    year: float = YEAR
+    graphs: float = 0.0  # share of launches that CUDA graphs replace
+    offloaded: int = 0  # layers whose activations are moved to the host
+    memory: float | None = None  # of a GPU; None is that of the GPU's file
+    power_share: float = 1.0  # of the GPU's usual power limit, by which compute is slower
+
+    @classmethod
+    def on(cls, cluster: Cluster, **values: Any) -> Self:
+        """Return a plan on the measured GPUs of a cluster; `values` are the other fields."""
+        node = {"domain": cluster.gpus_per_node, "node_bytes_per_s": cluster.bw_node}
+        return cls(**{"gpu": cluster.gpu, "memory": cluster.memory, **node, **values})
+
+    @property
+    def dp(self) -> int:
+        """Number of data-parallel replicas."""
+        return self.gpus // (self.tp * self.pp * self.cp)
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of micro-batches of a step; `check` refuses one that is not full."""
+        return -(-self.global_batch // (self.dp * self.micro_batch))
+
+    @property
+    def memory_limit(self) -> float:
+        """Memory of a GPU in bytes."""
+        return self.memory or gpu(self.gpu).memory
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch on a rank, before tensor parallelism divides them."""
+        return self.micro_batch * self.seq_len / self.cp
+
+    @property
+    def shards(self) -> tuple[int, int, int]:
+        """Numbers of shards of parameters, gradients and optimizer states (dense weights)."""
+        whole = self.dp * self.cp
+        if self.is_hybrid:
+            return (min(int(self.sharding[4:]), whole),) * 3
+        para, grads, states = (whole if self.sharding in names else 1 for names in _DIVIDED)
+        return para, grads, states
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether weights are sharded in groups of ranks that hold copies of each other."""
+        return self.sharding.startswith("hsdp")
+
+    @property
+    def replica_ranks(self) -> int:
+        """Number of ranks of a pipeline stage, among which `ep` divides experts."""
+        return self.dp * self.cp * self.tp
+
+    @property
+    def recomputed(self) -> float:
+        """Share of the layers whose whole forward pass runs again in the backward pass.
+
+        Selective recompute of FSDP trainers is that of every second layer, or of every second
+        GEMM.
+        """
+        if self.recompute.isdecimal():
+            return min(1.0, int(self.recompute) / self.stage_layers)
+        selective = self.trainer_rules.selective_layers if self.is_fsdp else 0.0
+        shares = {"full": 1.0, "partial": 0.5, "selective": selective}
+        return shares.get(self.recompute, 0.0)
+
+    @property
+    def stage_layers(self) -> int:
+        """Number of layers of the fullest rank, all its virtual stages together."""
+        return -(-(self.model.layers + self.model.mtp_layers) // self.pp)
+
+    @property
+    def trainer_rules(self) -> Trainer:
+        """What the trainer does with memory and the host."""
+        return TRAINERS[self.trainer]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an accumulated gradient: stacks before 2024 take fp32."""
+        usual = "fp32" if self.year < _BF16_GRADIENTS else self.trainer_rules.gradients
+        return GRADIENTS[self.gradients or usual]
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes of a gradient between ranks; stacks before 2024 take bf16."""
+        usual = "bf16" if self.year < _BF16_GRADIENTS else self.trainer_rules.reduction
+        return GRADIENTS[self.gradients or usual]
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether weights are gathered layer by layer."""
+        return self.shards[0] > 1
+
+    def check(self) -> None:
+        """Raise `ConfigError` if no trainer could run the plan; memory is not checked."""
+        self.check_values()
+        self._check_batch()
+        self._check_shape()
+        self._check_experts()
+        self._check_sharding()
+
+    def check_values(self) -> None:
+        """Raise `ConfigError` if the plan has no price: for invalid values, or no whole dp."""
+        for name in ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "micro_batch", "domain"):
+            RANKS.check(getattr(self, name), name)
+        self._check_texts()
+        ranks = self.tp * self.pp * self.cp
+        if self.gpus % ranks:
+            raise ConfigError(
+                f"tp x pp x cp is {ranks}, which does not divide {self.gpus} GPUs"
+            )
+
+    def _check_texts(self) -> None:
+        """Raise `ConfigError` for an unknown method, or a precision that the GPU lacks."""
+        names = {
+            "precision": RECIPES,
+            "recompute": RECOMPUTE,
+            "gradients": ("", *GRADIENTS),
+            "trainer": TRAINERS,
+        }
+        for name, values in names.items():
+            if name == "recompute" and re.fullmatch(r"[1-9]\d{0,3}", self.recompute):
+                continue
+            if getattr(self, name) not in values:
+                expected = f"one of {', '.join(filter(None, values))}"
+                raise invalid_value(name, getattr(self, name), expected)
+        chip, recipe = gpu(self.gpu), RECIPES[self.precision]
+        if recipe != "bf16" and "fp8" not in chip.peaks:
+            raise ConfigError(f"precision {self.precision}: {chip.name} has no FP8")
+        if self.precision == "mxfp8" and not chip.has_mx:
+            raise ConfigError(
+                f"precision mxfp8: {chip.name} has no MX formats; take fp8_cs or fp8_block"
+            )
+
+    def _check_batch(self) -> None:
+        """Raise `ConfigError` unless dp x micro-batch divides the batch."""
+        at_once = f"dp x micro-batch, {self.dp} x {self.micro_batch}"
+        if self.global_batch < self.dp * self.micro_batch:
+            raise ConfigError(
+                f"global batch {self.global_batch}: fewer sequences than {at_once}"
+            )
+        if self.global_batch % (self.dp * self.micro_batch):
+            raise ConfigError(
+                f"global batch: {self.global_batch} sequences are no multiple of {at_once}"
+            )
+        self._check_divides("cp", self.seq_len, f"{self.seq_len} tokens")
+
+    def _check_divides(self, name: str, total: int, text: str) -> None:
+        """Raise `ConfigError` unless a size divides a total, which the text describes."""
+        size = getattr(self, name)
+        if total % size:
+            raise ConfigError(f"{name} {size} does not divide {text}")
+
+    def _check_shape(self) -> None:
+        """Raise `ConfigError` unless the parallelism divides the model."""
+        model, tp = self.model, self.tp
+        self._check_divides("tp", model.heads, f"the heads of {model.name}, {model.heads}")
+        if model.experts is None or model.experts.dense_layers:
+            width = f"the width of the MLP of {model.name}, {model.ffn}"
+            self._check_divides("tp", model.ffn, width)
+        if model.kv_heads % tp and tp % model.kv_heads:
+            raise ConfigError(
+                f"tp {tp} neither divides the {model.kv_heads} key and value heads of "
+                f"{model.name}, nor is it a multiple of them"
+            )
+        if self.vp > 1 and self.pp == 1:
+            raise ConfigError(f"vp {self.vp} takes a pipeline: pp is 1")
+        if self.pp * self.vp > model.layers + 2:
+            raise ConfigError(
+                f"pp x vp is {self.pp * self.vp}: more stages than the {model.layers} "
+                f"layers of {model.name}"
+            )
+
+    def _check_experts(self) -> None:
+        """Raise `ConfigError` unless `ep` and `etp` divide the experts and their ranks."""
+        experts, kind, *more = self.model.experts, *(self.dispatch.split() or [""])
+        if kind not in DISPATCHES or any(m not in _WAYS and m[0] != "(" for m in more):
+            raise invalid_value("dispatch", self.dispatch, f"one of {', '.join(DISPATCHES)}")
+        if not experts:
+            for name, default in (("ep", 1), ("etp", 1), ("dispatch", DISPATCHES[0])):
+                if (value := getattr(self, name)) != default:
+                    raise ConfigError(f"{name} {value}: {self.model.name} has no experts")
+            return
+        self._check_divides("ep", experts.number, f"the {experts.number} experts")
+        self._check_divides("etp", experts.ffn, f"the width of an expert, {experts.ffn}")
+        if self.replica_ranks % (self.ep * self.etp):
+            raise ConfigError(
+                f"ep x etp is {self.ep * self.etp}, which does not divide dp x cp x tp, "
+                f"{self.replica_ranks}: the ranks of a pipeline stage"
+            )
+
+    def _check_sharding(self) -> None:
+        """Raise `ConfigError` for an unknown sharding, or groups of unequal size."""
+        if self.sharding in {"ddp", "zero1", "zero2", "zero3"}:
+            return
+        group = self.sharding.removeprefix("hsdp")
+        if not (self.is_hybrid and group.isdecimal() and 0 < int(group) < 1 << 31):
+            raise ConfigError(
+                f"invalid sharding {self.sharding!r}: expected ddp, zero1, zero2, zero3, or "
+                "hsdp and a number of ranks, as in hsdp8"
+            )
+        if (self.dp * self.cp) % int(group):
+            raise ConfigError(
+                f"sharding {self.sharding}: {group} does not divide dp x cp, "
+                f"{self.dp * self.cp}"
+            )
+
+
+def virtual_stages(plan: Plan) -> tuple[int, ...]:
+    """Return the virtual stages that a rank can have: embedding and head may be layers."""
+    if plan.pp == 1:
+        return (1,)
+    counts = [plan.model.layers + plan.model.mtp_layers + more for more in range(3)]
+    return tuple(
+        n for n in range(1, 13) if n == 1 or any(c % (plan.pp * n) == 0 for c in counts)
+    )
+
+
+_SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "micro_batch")
+_TEXTS = ("sharding", "recompute", "precision", "dispatch", "gradients", "trainer")
+_KEYS = (*_SIZES, *_TEXTS, "overlap", "year", "dp")
+
+
+def with_strategy(plan: Plan, text: str) -> Plan:
+    """Return the plan with the strategy of a text, "tp=8,pp=16,sharding=zero1".
+
+    `dp` may be given and is compared with that of the plan. The result is checked.
+
+    Raises
+    ------
+    ConfigError
+        If a key is unknown or repeated, a value is invalid, or no trainer could run the plan.
+
+    """
+    values = strategy_values(text, "--strategy")
+    replicas = values.pop("dp", None)
+    result = with_values(plan, values, "--strategy")
+    result.check()
+    if replicas is not None and parse_quantity(replicas, "--strategy: dp") != result.dp:
+        raise ConfigError(
+            f"--strategy: dp {replicas} contradicts gpus / (tp x pp x cp), which is {result.dp}"
+        )
+    return result
+
+
+def strategy_values(text: str, where: str) -> dict[str, str]:
+    """Return the values of "tp=8,pp=4" by field; `where` begins the message of an error.
+
+    Raises
+    ------
+    ConfigError
+        If a key is unknown or given twice.
+
+    """
+    values: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = part.partition("=")
+        name = key.strip().replace("-", "_")
+        if not separator or name not in _KEYS:
+            keys = ", ".join(_KEYS).replace("_", "-")
+            raise ConfigError(f"{where}: invalid {part!r}: expected KEY=VALUE with {keys}")
+        if name in values:
+            raise ConfigError(f"{where}: {key.strip()} is given twice")
+        values[name] = value.strip().lower()
+    return values
+
+
+def with_values(plan: Plan, values: Mapping[str, str], where: str) -> Plan:
+    """Return the plan with some fields replaced; other names in `values` are ignored.
+
+    `values` has texts by field, such as ``{"tp": "8"}``, and `where` begins the message of the
+    `ConfigError` that an invalid one raises.
+    """
+    changes: dict[str, object] = {}
+    for name, value in values.items():
+        if name in _SIZES:
+            changes[name] = parse_quantity(value, f"{where}: {name}", RANKS.most)
+        elif name == "overlap":
+            changes[name] = parse_overlap(value, where)
+        elif name == "year":
+            changes[name] = parse_date(value, f"{where}: year")
+        else:
+            changes[name] = value
+    return replace(plan, **changes)  # type: ignore[arg-type]
+
+
+def parse_overlap(text: str, where: str) -> bool:
+    """Return whether gradients and parameters overlap with compute."""
+    answers = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    if text not in answers:
+        raise invalid_value(f"{where}: overlap", text, "yes or no")
+    return answers[text]
+
+
+def parse_date(text: str, where: str) -> float:
+    """Return the year of a date, "2024" or "2024-07"; the middle of the year or month."""
+    match = re.fullmatch(r"(\d{4})(?:-(0[1-9]|1[0-2])(?:-\d\d)?)?", text.strip())
+    if not match or not _YEARS[0] < int(match[1]) < _YEARS[1]:
+        raise invalid_value(where, text, "a year or a month, as in 2024 or 2024-07")
+    return int(match[1]) + ((int(match[2]) - 0.5) / 12 if match[2] else 0.5)

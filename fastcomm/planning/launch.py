@@ -1,0 +1,365 @@
+"""Arguments of trainers for a plan, and which of them exclude or need each other, as data.
+
+The options are those of Megatron-Core 0.14 and torchtitan 0.2.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fastcomm.errors import ConfigError
+from fastcomm.models import Model
+from fastcomm.planning.job import GRADIENTS, Plan
+
+Arguments = Mapping[str, str]  # values by option; a switch has an empty value
+# Values by option, before they are text: an option without value is left out, True is a switch.
+_Options = dict[str, int | str | None]
+# A rule is "A needs B" or "A excludes B", where A and B are an option, an option and its value,
+# or "--option >1" for a number above. These are checks of megatron/training/arguments.py.
+MEGATRON_RULES = (
+    "--sequence-parallel needs --tensor-model-parallel-size >1",
+    "--num-virtual-stages-per-pipeline-rank needs --pipeline-model-parallel-size >1",
+    "--decoder-last-pipeline-num-layers needs --pipeline-model-parallel-size >1",
+    "--decoder-last-pipeline-num-layers excludes --account-for-embedding-in-pipeline-split",
+    "--decoder-last-pipeline-num-layers excludes --account-for-loss-in-pipeline-split",
+    "--overlap-param-gather needs --use-distributed-optimizer",
+    "--overlap-param-gather needs --overlap-grad-reduce",
+    "--recompute-method needs --recompute-granularity full",
+    "--recompute-num-layers needs --recompute-method",
+    "--recompute-modules needs --recompute-granularity selective",
+    "--recompute-granularity full needs --recompute-method",
+    "--recompute-granularity full excludes --overlap-moe-expert-parallel-comm",
+    "--fp8-recipe needs --fp8-format",
+    "--fp8-recipe needs --transformer-impl transformer_engine",
+    "--fp8-format needs --bf16",
+    "--grad-reduce-in-bf16 excludes --accumulate-allreduce-grads-in-fp32",
+    "--context-parallel-size needs --transformer-impl transformer_engine",
+    "--num-query-groups needs --group-query-attention",
+    "--moe-enable-deepep needs --moe-token-dispatcher-type flex",
+    "--moe-flex-dispatcher-backend needs --moe-token-dispatcher-type flex",
+    "--moe-flex-dispatcher-backend excludes --moe-enable-deepep",
+    "--overlap-moe-expert-parallel-comm needs --expert-model-parallel-size >1",
+    "--overlap-moe-expert-parallel-comm excludes --moe-shared-expert-overlap",
+    "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor",
+    "--multi-latent-attention excludes --group-query-attention",
+    "--use-megatron-fsdp needs --data-parallel-sharding-strategy",
+    "--use-megatron-fsdp excludes --use-torch-fsdp2",
+    "--use-megatron-fsdp excludes --num-virtual-stages-per-pipeline-rank",
+)
+# Checks of torchtitan's parallel dimensions and trainer.
+_PIPELINE = "--parallelism.pipeline_parallel"
+TORCHTITAN_RULES = (
+    f"{_PIPELINE}_schedule needs {_PIPELINE}_degree >1",
+    f"{_PIPELINE}_microbatch_size needs {_PIPELINE}_degree >1",
+    "--activation_checkpoint.selective_ac_option needs --activation_checkpoint.mode selective",
+)
+
+
+def violations(arguments: Arguments, rules: tuple[str, ...]) -> list[str]:
+    """Return what arguments break of the rules of a trainer, a sentence each."""
+    broken = []
+    for rule in rules:
+        subject, verb, other = re.split(" (needs|excludes) ", rule)
+        if _holds(arguments, subject) and _holds(arguments, other) != (verb == "needs"):
+            broken.append(f"{subject.partition(' ')[0]} {verb} {other}")
+    return broken
+
+
+def _holds(arguments: Arguments, condition: str) -> bool:
+    """Whether arguments have what one side of a rule names."""
+    option, _, value = condition.partition(" ")
+    if option not in arguments:
+        return False
+    if value == ">1":
+        return int(arguments[option]) > 1
+    return not value or arguments[option] == value
+
+
+def launch(name: str, plan: Plan) -> str:
+    """Return the arguments of a trainer for a plan, on lines joined by backslashes.
+
+    Parameters
+    ----------
+    name
+        "megatron" or "torchtitan".
+    plan
+        The strategy with its job.
+
+    Raises
+    ------
+    ConfigError
+        If the trainer has no arguments for the plan, or cannot run it.
+
+    """
+    launcher = _LAUNCHERS[name]
+    try:
+        if plan.trainer not in launcher.trainers:
+            raise ConfigError(
+                f"the strategies of {plan.trainer_rules.title} are not {launcher.title}'s; "
+                f"add --trainer {launcher.trainers[0]}"
+            )
+        options = launcher.options(plan)
+        arguments = {
+            option: "" if value is True else str(value)
+            for option, value in options.items()
+            if value
+        }
+        if broken := violations(arguments, launcher.rules):
+            raise ConfigError(f"{broken[0]}; fix another value with --fix")
+    except ConfigError as error:
+        raise ConfigError(f"--launch {name}: {error}") from error
+    return " \\\n".join(f"{option} {value}".rstrip() for option, value in arguments.items())
+
+
+def _megatron(plan: Plan) -> _Options:
+    """Return the options of Megatron-LM's pretrain_gpt.py."""
+    return {
+        **_shape(plan.model, plan.seq_len),
+        **_batch_and_precision(plan),
+        **_layout(plan),
+        **_recompute(plan),
+        **_experts(plan),
+    }
+
+
+def _shape(model: Model, seq_len: int) -> _Options:
+    """Return Megatron's options of a model with RMSNorm, RoPE and without biases.
+
+    A GELU model gets LayerNorm and biases, as GPT has them.
+    """
+    options: _Options = {
+        "--num-layers": model.layers,
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": model.ffn,
+        "--num-attention-heads": model.heads,
+        "--seq-length": seq_len,
+        "--max-position-embeddings": seq_len,
+        "--vocab-size": model.vocab,
+        "--tokenizer-type": "NullTokenizer",
+        "--position-embedding-type": "rope",
+        "--attention-dropout": "0",
+        "--hidden-dropout": "0",
+    }
+    if latent := model.latent:
+        options |= {
+            "--multi-latent-attention": True,
+            "--q-lora-rank": latent.q_rank,
+            "--kv-lora-rank": latent.kv_rank,
+            "--qk-head-dim": latent.nope,
+            "--qk-pos-emb-head-dim": latent.rope,
+            "--v-head-dim": latent.value,
+        }
+    elif model.kv_heads != model.heads:
+        options |= {"--group-query-attention": True, "--num-query-groups": model.kv_heads}
+    is_swiglu = model.mlp == "swiglu"
+    return options | {
+        "--kv-channels": model.head_dim,
+        "--normalization": "RMSNorm" if is_swiglu else None,
+        "--swiglu": is_swiglu,
+        "--disable-bias-linear": is_swiglu,
+        "--untie-embeddings-and-output-weights": not model.tied,
+        "--mtp-num-layers": model.mtp_layers,
+    }
+
+
+# Format and recipe of FP8 by precision.
+_RECIPES = {
+    "bf16": (None, None),
+    "fp16": (None, None),
+    "fp8_te": ("hybrid", "delayed"),
+    "fp8_cs": ("hybrid", "tensorwise"),
+    "fp8_tensor": ("hybrid", "tensorwise"),
+    "fp8_block": ("e4m3", "blockwise"),
+    "mxfp8": ("e4m3", "mxfp8"),
+}
+
+
+def _batch_and_precision(plan: Plan) -> _Options:
+    if plan.precision not in _RECIPES:
+        raise ConfigError(f"no recipe for precision {plan.precision}")
+    kind, recipe = _RECIPES[plan.precision]
+    return {
+        "--micro-batch-size": plan.micro_batch,
+        "--global-batch-size": plan.global_batch,
+        "--transformer-impl": "transformer_engine",
+        "--attention-backend": "auto",
+        "--fp16" if plan.precision == "fp16" else "--bf16": True,
+        "--fp8-format": kind,
+        "--fp8-recipe": recipe,
+        "--grad-reduce-in-bf16": plan.gradient_bytes == GRADIENTS["bf16"],
+    }
+
+
+def _layout(plan: Plan) -> _Options:
+    """Return Megatron's options of parallelism, pipeline split and sharding."""
+    options: _Options = {
+        "--tensor-model-parallel-size": plan.tp,
+        "--pipeline-model-parallel-size": plan.pp,
+        "--sequence-parallel": plan.tp > 1,
+        "--context-parallel-size": plan.cp if plan.cp > 1 else None,
+        **_split(plan),
+    }
+    if plan.is_fsdp or plan.sharding in {"zero3", "zero2"}:
+        kind = "optim_grads" if plan.sharding == "zero2" else "optim_grads_params"
+        copies = plan.dp * plan.cp // plan.shards[0]
+        options |= {
+            "--use-megatron-fsdp": True,
+            "--data-parallel-sharding-strategy": kind,
+            "--no-gradient-accumulation-fusion": True,
+            "--ckpt-format": "fsdp_dtensor",
+            "--num-distributed-optimizer-instances": copies if plan.is_hybrid else None,
+        }
+    is_sharded = plan.sharding != "ddp"
+    return options | {
+        "--overlap-grad-reduce": plan.overlap,
+        "--use-distributed-optimizer": is_sharded,
+        "--overlap-param-gather": is_sharded and plan.overlap,
+    }
+
+
+def _split(plan: Plan) -> _Options:
+    """Return Megatron's options of virtual stages, and of stages of unequal length."""
+    if plan.pp == 1:
+        return {}
+    virtual = plan.vp if plan.vp > 1 else None
+    options: _Options = {"--num-virtual-stages-per-pipeline-rank": virtual}
+    layers, parts = plan.model.layers, plan.pp * plan.vp
+    if layers % parts == 0:
+        return options
+    ends = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+    for count in (1, 2):
+        if (layers + count) % parts == 0:
+            return options | dict.fromkeys(ends[2 - count :], True)
+    last = layers - (plan.pp - 1) * -(-layers // plan.pp)
+    if virtual or last < 1:
+        raise ConfigError(
+            f"{parts} virtual stages do not divide {layers} layers, nor with embedding and "
+            "head as layers; fix another pp or vp with --fix"
+        )
+    return options | {"--decoder-last-pipeline-num-layers": last}
+
+
+def _recompute(plan: Plan) -> _Options:
+    if plan.recompute == "none":
+        return {}
+    if plan.recompute == "selective":
+        modules = "layernorm mla_up_proj" if plan.model.latent else "layernorm"
+        return {"--recompute-granularity": "selective", "--recompute-modules": modules}
+    method, number = "uniform", 1
+    if plan.recompute != "full":
+        # Counted for each virtual stage.
+        method = "block"
+        number = max(1, round(plan.stage_layers * plan.recomputed / plan.vp))
+    return {
+        "--recompute-granularity": "full",
+        "--recompute-method": method,
+        "--recompute-num-layers": number,
+    }
+
+
+def _experts(plan: Plan) -> _Options:
+    experts = plan.model.experts
+    if not experts:
+        return {}
+    kind, *ways = plan.dispatch.split()
+    dense, layers = experts.dense_layers, plan.model.layers
+    return {
+        "--num-experts": experts.number,
+        "--moe-router-topk": experts.top_k,
+        "--moe-ffn-hidden-size": experts.ffn,
+        "--moe-grouped-gemm": True,
+        "--expert-model-parallel-size": plan.ep,
+        "--expert-tensor-parallel-size": plan.etp,
+        "--moe-token-dispatcher-type": "alltoall" if kind == "alltoall" else "flex",
+        "--moe-enable-deepep": kind == "deepep",
+        "--moe-flex-dispatcher-backend": kind if kind == "hybridep" else None,
+        "--overlap-moe-expert-parallel-comm": "overlapped" in ways,
+        "--moe-expert-capacity-factor": "1" if "capacity" in ways else None,
+        "--moe-pad-expert-input-to-capacity": "capacity" in ways,
+        "--moe-shared-expert-intermediate-size": experts.shared,
+        "--moe-layer-freq": f"'([0]*{dense}+[1]*{layers - dense})'" if dense else None,
+    }
+
+
+# Models of torchtitan by preset: name and flavor.
+_FLAVORS = {
+    "llama3-8b": ("llama3", "8B"),
+    "llama3-70b": ("llama3", "70B"),
+    "llama3-405b": ("llama3", "405B"),
+    "deepseek-v3": ("deepseek_v3", "671B"),
+    "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
+    "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
+}
+_CONVERTERS = {
+    "bf16": None,
+    "fp8_titan": "quantize.linear.float8",
+    "mxfp8": "quantize.linear.mx",
+}
+
+
+def _torchtitan(plan: Plan) -> _Options:
+    """Return the options of torchtitan."""
+    _check_torchtitan(plan)
+    model, shards = plan.model, plan.shards[0]
+    family, flavor = _FLAVORS[model.name]
+    is_selective = plan.recompute == "selective"
+    return {
+        "--model.name": family,
+        "--model.flavor": flavor,
+        "--training.seq_len": plan.seq_len,
+        "--training.global_batch_size": plan.global_batch,
+        "--parallelism.data_parallel_replicate_degree": plan.dp * plan.cp // shards,
+        "--parallelism.data_parallel_shard_degree": shards // plan.cp,
+        "--parallelism.tensor_parallel_degree": plan.tp,
+        "--parallelism.context_parallel_degree": plan.cp,
+        f"{_PIPELINE}_degree": plan.pp,
+        "--activation_checkpoint.mode": plan.recompute,
+        f"{_PIPELINE}_schedule": "1F1B" if plan.pp > 1 else None,
+        f"{_PIPELINE}_microbatch_size": plan.micro_batch if plan.pp > 1 else None,
+        "--training.local_batch_size": plan.micro_batch
+        * (plan.micro_batches if plan.pp > 1 else 1),
+        "--activation_checkpoint.selective_ac_option": 2 if is_selective else None,
+        "--parallelism.expert_parallel_degree": plan.ep if model.experts else None,
+        "--parallelism.expert_tensor_parallel_degree": plan.etp if model.experts else None,
+        "--model.converters": _CONVERTERS[plan.precision],
+        "--compile.enable": True,
+    }
+
+
+def _check_torchtitan(plan: Plan) -> None:
+    """Raise `ConfigError` if torchtitan lacks the model, or a method of the plan."""
+    if plan.model.name not in _FLAVORS:
+        raise ConfigError(
+            f"torchtitan has no flavor of {plan.model.name}; it has {', '.join(_FLAVORS)}"
+        )
+    if plan.recompute not in {"none", "selective", "full"}:
+        raise ConfigError(f"no recompute {plan.recompute}; fix none, selective or full")
+    if plan.shards[0] % plan.cp:
+        raise ConfigError(f"cp {plan.cp} does not divide {plan.sharding}")
+    if plan.precision not in _CONVERTERS:
+        raise ConfigError(
+            f"no converter for precision {plan.precision}; take fp8_titan or mxfp8"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launcher:
+    """Options of a trainer for a plan of one of `trainers`, and the rules that they obey."""
+
+    title: str
+    trainers: tuple[str, ...]
+    options: Callable[[Plan], _Options]
+    rules: tuple[str, ...]
+
+
+_LAUNCHERS = {
+    "megatron": _Launcher(
+        title="Megatron",
+        trainers=("megatron", "nemo", "nemo-fsdp"),
+        options=_megatron,
+        rules=MEGATRON_RULES,
+    ),
+    "torchtitan": _Launcher(
+        title="torchtitan", trainers=("fsdp2",), options=_torchtitan, rules=TORCHTITAN_RULES
+    ),
+}

@@ -1,0 +1,331 @@
+"""Results of `fastcomm isp price` and `fastcomm isp evaluate`, and the error to expect."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from fastcomm.errors import ConfigError
+from fastcomm.hardware.clusters import load as load_cluster
+from fastcomm.hardware.clusters import shipped
+from fastcomm.hardware.gpus import gpu
+from fastcomm.models import Model
+from fastcomm.models import load as load_model
+from fastcomm.planning.job import Plan, with_strategy
+from fastcomm.planning.options import PlanOptions
+from fastcomm.planning.price import PlanPrice
+from fastcomm.planning.runs import (
+    FailedRow,
+    GroupError,
+    RunCalibration,
+    RunPrice,
+    errors,
+    is_fp8,
+)
+from fastcomm.result import TableResult
+from fastcomm.units import format_gib, format_s, parse_quantity, signed_percent
+
+# Median and 90th percentile of absolute errors of the throughput on runs held out, by whether
+# the model has experts and trains in FP8: the table of docs/isp-runs.md. Smallest and largest
+# of what these runs have: beyond, no error is known. Both are written by docs/isp_runs.py.
+EXPECTED = {
+    (False, False): (0.046, 0.12),
+    (False, True): (0.062, 0.12),
+    (True, False): (0.179, 0.62),
+    (True, True): (0.162, 0.42),
+}
+COVERED = {
+    "seq_len": (512, 262144),
+    "gpus": (8, 6144),
+    "tokens_per_gpu": (1024, 262144),
+    "mfu": (0.06, 0.82),
+}
+# GPUs of these runs.
+_RUN_GPUS = ("a100", "a100-40", "h100", "h200", "h800", "b200", "gb200")
+_COVERED_NAMES = {
+    "seq_len": "tokens a sequence",
+    "gpus": "GPUs",
+    "tokens_per_gpu": "tokens a step and GPU",
+    "mfu": "MFU",
+}
+
+
+def covered(price: PlanPrice) -> dict[str, float]:
+    """Return the quantities of `COVERED` for a price."""
+    plan = price.plan
+    return {
+        "seq_len": plan.seq_len,
+        "gpus": plan.gpus,
+        "tokens_per_gpu": plan.global_batch * plan.seq_len / plan.gpus,
+        "mfu": price.mfu,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedError:
+    """Error of a throughput to expect: median and 90th percentile on published runs.
+
+    Both are None outside of what these runs cover; `reason` then says why.
+    """
+
+    median: float | None = None
+    most: float | None = None
+    reason: str = ""
+
+
+def expected_error(price: PlanPrice) -> ExpectedError:
+    """Return the error to expect of a throughput, by experts and precision, as a share."""
+    if price.plan.gpu not in _RUN_GPUS:
+        return ExpectedError(reason=f"no published run is on {gpu(price.plan.gpu).name}")
+    for name, value in covered(price).items():
+        low, high = COVERED[name]
+        if not low <= value <= high:
+            style = ".2f" if name == "mfu" else ".0f"
+            shown = f"{value:{style}} {_COVERED_NAMES[name]}"
+            return ExpectedError(
+                reason=f"{shown}; published runs have {low:{style}} to {high:{style}}"
+            )
+    plan = price.plan
+    median, most = EXPECTED[plan.model.experts is not None, is_fp8(plan.precision)]
+    return ExpectedError(median=median, most=most)
+
+
+def unmeasured(plan: Plan) -> list[str]:
+    """Return what of the hardware is not measured, a sentence each."""
+    chip = gpu(plan.gpu)
+    texts = [f"{chip.name} is not measured: {chip.derived}"] if chip.derived else []
+    most = max(ranks for lines in chip.collectives.values() for ranks in lines)
+    groups = (plan.tp, plan.cp, plan.ep * plan.etp, plan.dp * plan.cp)
+    if min(max(groups), plan.domain) > most:
+        texts.append(
+            f"collectives of more than {most} GPUs of an NVLink domain are not measured: "
+            f"bandwidth of {most}"
+        )
+    return texts
+
+
+def _one(text: object, option: str) -> int:
+    if text is None:
+        raise ConfigError(f"Missing option --{option}.")
+    if "," in str(text) or "-" in str(text):
+        raise ConfigError(f"--{option} {text}: expected one number to price one strategy")
+    return parse_quantity(str(text), option)
+
+
+def plan_of(options: PlanOptions, models: Mapping[str, Model]) -> tuple[Plan, str]:
+    """Return the plan that options describe, and a note on what is not measured.
+
+    Raises
+    ------
+    ConfigError
+        If an option is missing or invalid, or the cluster names no measured GPU.
+
+    """
+    if options.model is None:
+        raise ConfigError("Missing option --model.")
+    model = models.get(str(options.model)) or load_model(str(options.model))
+    cluster = load_cluster(options.cluster or "dgx-h100")
+    if not cluster.gpu:
+        names = ", ".join(name for name in shipped() if load_cluster(name).gpu)
+        raise ConfigError(
+            f"--cluster {options.cluster}: no measured GPU; take {names}, or add the key gpu "
+            "to your file"
+        )
+    seq_len = _one(options.seq_len, "seq-len")
+    tokens = _one(options.global_batch, "global-batch")
+    if tokens % seq_len:
+        raise ConfigError(
+            f"global batch {tokens} is not a multiple of the sequence length {seq_len}"
+        )
+    gpus, batch = _one(options.world_size, "world-size"), tokens // seq_len
+    plan = Plan.on(cluster, model=model, gpus=gpus, global_batch=batch, seq_len=seq_len)
+    plan = with_strategy(plan, options.strategy or "")
+    texts = [text for text in unmeasured(plan) if text not in cluster.note]
+    return plan, "; ".join(filter(None, (*texts, cluster.note)))
+
+
+def strategy_text(plan: Plan) -> str:
+    """Return the strategy of a plan as `--strategy` takes it."""
+    sizes = ("tp", "pp", "vp", "cp", "ep", "etp", "dp")
+    parts = [f"{name}={getattr(plan, name)}" for name in sizes if getattr(plan, name) > 1]
+    parts += [f"micro-batch={plan.micro_batch}", f"sharding={plan.sharding}"]
+    parts += [f"recompute={plan.recompute}", f"precision={plan.precision}"]
+    return ",".join(parts)
+
+
+def summary(price: PlanPrice) -> dict[str, Any]:
+    """Return the strategy of a price, its time, throughput and memory, as a JSON object."""
+    return {
+        "strategy": strategy_text(price.plan),
+        "step_ns": price.step_s * 1e9,
+        "tokens_per_s_per_gpu": price.tokens_per_s_per_gpu,
+        "mfu": price.mfu,
+        "memory_bytes": price.memory_bytes,
+    }
+
+
+def _terms(price: PlanPrice) -> list[dict[str, Any]]:
+    """Return the terms of time and memory as JSON objects."""
+    return [
+        {
+            "name": term.name,
+            "level": term.level,
+            "time_ns": term.value * 1e9 if kind == "time" else None,
+            "bytes": term.value if kind == "memory" else None,
+            "description": term.text,
+        }
+        for kind in ("time", "memory")
+        for term in getattr(price, kind)
+    ]
+
+
+def _calibration(fit: RunCalibration | None) -> dict[str, Any] | None:
+    """Return a calibration as a JSON object."""
+    if fit is None:
+        return None
+    return {
+        "runs": fit.runs,
+        "groups": fit.groups,
+        "median_error_before": fit.before,
+        "median_error": fit.fitted,
+        "median_error_held_out": fit.held_out,
+        "constants": [
+            {
+                "name": name,
+                "before": before,
+                "after": after,
+                "is_at_bound": name in fit.bounds_reached(),
+            }
+            for name, (before, after) in fit.changes().items()
+        ],
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PriceResult(TableResult):
+    """The price of one strategy, with the error to expect."""
+
+    price: PlanPrice
+    note: str
+    calibration: RunCalibration | None = None
+
+    @property
+    def expected(self) -> ExpectedError:
+        """Error to expect of the throughput."""
+        return expected_error(self.price)
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        price = self.price
+        return {
+            "model": price.plan.model.name,
+            "gpu": gpu(price.plan.gpu).name,
+            "is_measured": not gpu(price.plan.gpu).derived,
+            "gpus": price.plan.gpus,
+            **summary(price),
+            "fits": price.fits,
+            "expected_error": asdict(self.expected),
+            "terms": _terms(price),
+            "note": self.note,
+            "calibration": _calibration(self.calibration),
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Return the terms of the price as a table, one a row."""
+        return pa.Table.from_pylist(_terms(self.price))
+
+    def figures(self) -> dict[str, str]:
+        """Return the key figures."""
+        price = self.price
+        return {
+            "step": format_s(price.step_s),
+            "tokens/s/GPU": f"{price.tokens_per_s_per_gpu:.0f}",
+            "memory": format_gib(price.memory_bytes),
+        }
+
+
+def _row(row: RunPrice) -> dict[str, Any]:
+    """Return a run as a JSON object."""
+    run, price = row.run, row.price
+    return {
+        "id": run.id,
+        "source": run.source,
+        "model": price.plan.model.name,
+        "gpu": run.gpu,
+        "is_measured": not gpu(run.gpu).derived,
+        "gpus": price.plan.gpus,
+        "precision": run.precision,
+        "strategy": strategy_text(price.plan),
+        "quality": run.quality,
+        "measured_tokens_per_s_per_gpu": run.measured,
+        "predicted_tokens_per_s_per_gpu": price.tokens_per_s_per_gpu,
+        "error": row.error,
+        "expected_error": asdict(expected_error(price)),
+        "measured_memory_gib": run.memory_gib,
+        "predicted_memory_gib": price.memory_bytes / 2**30,
+        "fits": price.fits,
+        "note": "; ".join(filter(None, (run.note, *unmeasured(price.plan)))),
+        "terms": _terms(price),
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Evaluation(TableResult):
+    """Runs of a table beside what is predicted for them."""
+
+    rows: tuple[RunPrice, ...]
+    failed: tuple[FailedRow, ...] = ()
+    calibration: RunCalibration | None = None
+    top: int | None = None  # most rows of the JSON document; None is all
+
+    @cached_property
+    def groups(self) -> list[GroupError]:
+        """Errors by source, GPU, precision and kind of model, then of all rows."""
+        return errors(self.rows)
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "rows": [_row(row) for row in self.shown(self.top)],
+            "failed": [asdict(row) for row in self.failed],
+            "summary": [asdict(group) for group in self.groups],
+            "calibration": _calibration(self.calibration),
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Return the runs, one a row, without their terms."""
+        rows = []
+        for row in self.rows:
+            values = {name: value for name, value in _row(row).items() if name != "terms"}
+            values["expected_error"] = values["expected_error"]["median"]
+            rows.append(values)
+        return pa.Table.from_pylist(rows)
+
+    def figures(self) -> dict[str, str]:
+        """Return the key figures."""
+        figures = {"runs": str(len(self.rows))}
+        if self.groups:
+            figures["median error"] = f"{self.groups[-1].median:.1%}"
+        return figures
+
+    def shown(self, top: int | None) -> Sequence[RunPrice]:
+        """Return all runs, or `top`: with measurements, those with the largest errors."""
+        if top is None or not self.groups:
+            return self.rows[:top]
+        usual = [row for row in self.rows if row.run.is_usable]
+        return sorted(usual, key=lambda row: -abs(row.error or 0.0))[:top]
+
+
+def suspect(row: RunPrice) -> str:
+    """Return the longest term beside GEMM whose change would explain the error."""
+    total, *terms = row.price.time
+    off = total.value * (1 + (row.error or 0.0)) - total.value  # measured minus predicted
+    able = [term for term in terms if term.value > 0 and term.value + off >= 0]
+    usual = [term for term in able if term.name != "GEMM"] or able
+    if not usual:
+        return "no single term explains the error"
+    longest = max(usual, key=lambda term: term.value)
+    change = signed_percent(off / longest.value, 0)
+    return f"{longest.name} {format_s(longest.value)}, {change} to be exact"

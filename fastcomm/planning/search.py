@@ -1,0 +1,376 @@
+"""Search of the strategies of a trainer: every plan that it could run, ranked by throughput."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from fastcomm.checks import RANKS, option_name
+from fastcomm.errors import ConfigError
+from fastcomm.hardware.clusters import load
+from fastcomm.hardware.gpus import Gpu, gpu
+from fastcomm.isp.question import memory_limit
+from fastcomm.isp.space import divisors
+from fastcomm.models import load as load_model
+from fastcomm.planning.job import Plan, strategy_values, virtual_stages, with_values
+from fastcomm.planning.options import SearchOptions
+from fastcomm.planning.price import Constants, PlanPrice, price_plan, priced
+from fastcomm.planning.result import PriceResult, expected_error, summary, unmeasured
+from fastcomm.result import TableResult
+from fastcomm.trainers import DEFAULT
+from fastcomm.units import format_gib, format_s, parse_quantity
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Most plans of one search, which takes about a minute.
+MOST = 300_000
+_MICRO_BATCHES = (1, 2, 4, 8)
+# Tokens of a sequence on a rank that context parallelism leaves, as in published runs.
+_LEAST_TOKENS = 4096
+_MOST_TENSOR = 16
+# Share of a GPU's memory that a strategy may need: the rest is for fragmentation, and the error
+# of the prediction.
+_USABLE = 0.96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """A plan that fits, with its step time (s) and memory (bytes)."""
+
+    plan: Plan
+    step_s: float
+    memory_bytes: float
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Sizes of parallelism: plans that differ elsewhere are variants of one layout."""
+        plan = self.plan
+        return plan.tp, plan.pp, plan.cp, plan.ep
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PlanSearch(TableResult):
+    """The plans of a search that fit, fastest first, and how many did not.
+
+    `layouts` has the fastest plan of each layout.
+    """
+
+    job: Plan  # with the default strategy
+    plans: tuple[RankedPlan, ...]
+    candidates: int
+    least_memory: float | None  # bytes of the smallest candidate; None without candidates
+    constants: Constants
+    note: str = ""
+    top: int | None = 6  # most layouts of the JSON document
+    launch: str | None = None  # arguments of a trainer for the fastest plan
+
+    @cached_property
+    def layouts(self) -> list[RankedPlan]:
+        """The fastest plan of each layout, fastest first."""
+        fastest: dict[tuple[int, ...], RankedPlan] = {}
+        for row in self.plans:
+            fastest.setdefault(row.layout, row)
+        return list(fastest.values())
+
+    def prices(self, top: int | None) -> list[PlanPrice]:
+        """Return the prices of the `top` fastest layouts, term by term."""
+        return [price_plan(row.plan, self.constants) for row in self.layouts[:top]]
+
+    def explained(self, place: int) -> PriceResult:
+        """Return the price of the fastest strategy of a layout; `place` counts from 0."""
+        price = price_plan(self.layouts[place].plan, self.constants)
+        return PriceResult(price=price, note=self.note)
+
+    def nearest(self) -> str:
+        """Explain why no strategy fits, and what would help."""
+        if self.least_memory is None:
+            job = self.job
+            return (
+                f"no strategy of {job.trainer_rules.title}: no layout divides {job.gpus} GPUs, "
+                f"{job.global_batch} sequences and {job.model.name}; try another "
+                "--global-batch, or fix less"
+            )
+        need = format_gib(self.least_memory)
+        return f"no strategy fits into memory: the smallest needs {need}"
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        job = self.job
+        return {
+            "trainer": job.trainer,
+            "model": job.model.name,
+            "gpu": gpu(job.gpu).name,
+            "gpus": job.gpus,
+            "global_batch_sequences": job.global_batch,
+            "seq_len": job.seq_len,
+            "precision": job.precision,
+            "candidates": self.candidates,
+            "feasible": len(self.plans),
+            "least_memory_bytes": self.least_memory,
+            "layouts": [self._row(price) for price in self.prices(self.top)],
+            "note": self.note,
+            "launch": self.launch,
+        }
+
+    @staticmethod
+    def _row(price: PlanPrice) -> dict[str, Any]:
+        """Return a price as a JSON object."""
+        name, share = bottleneck(price)
+        return {
+            **summary(price),
+            "bottleneck": name,
+            "bottleneck_share": share,
+            "expected_error": asdict(expected_error(price)),
+        }
+
+    def to_arrow(self) -> "pa.Table":
+        """Return all plans that fit as a table, one a row."""
+        import pyarrow as pa
+
+        sizes = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "micro_batch")
+        names = (*sizes, "sharding", "recompute", "precision", "dispatch")
+        columns: dict[str, list[Any]] = {
+            name: [getattr(row.plan, name) for row in self.plans] for name in names
+        }
+        tokens = self.job.global_batch * self.job.seq_len / self.job.gpus
+        columns["step_ns"] = [row.step_s * 1e9 for row in self.plans]
+        columns["tokens_per_s_per_gpu"] = [tokens / row.step_s for row in self.plans]
+        columns["memory_bytes"] = [row.memory_bytes for row in self.plans]
+        return pa.table(columns)
+
+    def figures(self) -> dict[str, str]:
+        """Return the key figures."""
+        figures = {"strategies": str(len(self.plans))}
+        if self.plans:
+            figures["fastest step"] = format_s(self.plans[0].step_s)
+        return figures
+
+
+_USEFUL = ("GEMM", "attention", "experts", "output head")
+
+
+def bottleneck(price: PlanPrice) -> tuple[str, float]:
+    """Return the longest term besides products and attention, and its share of the step.
+
+    Returns the longest of these if nothing else takes time.
+    """
+    total, *terms = price.time
+    losses = [term for term in terms if term.name not in _USEFUL] or terms
+    longest = max(losses, key=lambda term: term.value)
+    return longest.name, longest.value / total.value
+
+
+_SEQ_LEN = 8192
+
+
+def search_plans(options: SearchOptions) -> PlanSearch:
+    """Search the strategies of a trainer, as `fastcomm isp --trainer` does.
+
+    Raises
+    ------
+    ConfigError
+        If an option is missing or invalid.
+
+    """
+    cluster = load(options.cluster or "dgx-h100")
+    trainer = options.trainer or DEFAULT
+    if not cluster.gpu:
+        raise ConfigError(
+            f"--cluster {options.cluster}: no measured GPU, which --trainer {trainer} needs; "
+            "take dgx-a100, dgx-h100, dgx-b200 or gb200-nvl72, or --trainer internevo"
+        )
+    length = _SEQ_LEN if options.seq_len is None else options.seq_len
+    seq_len = parse_quantity(str(length), "sequence length")
+    batch = _sequences(options, seq_len)
+    model = load_model(str(options.model))
+    if options.vocab is not None:
+        model = replace(model, vocab=int(options.vocab))
+    job = Plan.on(
+        cluster,
+        model=model,
+        gpus=parse_quantity(str(options.world_size), "world size", RANKS.most),
+        global_batch=batch,
+        seq_len=seq_len,
+        memory=memory_limit(options) or _USABLE * cluster.memory,
+        trainer=trainer,
+        precision=_precision(options.precision, gpu(cluster.gpu)),
+    )
+    values = strategy_values(options.fix or "", "--fix")
+    if "dp" in values:
+        raise ConfigError("--fix dp: it follows from the GPUs; fix tp, pp and cp")
+    result = rank(job, values, Constants())
+    texts = [*unmeasured(job), *filter(None, [cluster.note])]
+    return replace(result, note="; ".join(dict.fromkeys(texts)))
+
+
+def _sequences(options: SearchOptions, seq_len: int) -> int:
+    """Return the sequences of a step: a number without unit counts them, one with unit tokens.
+
+    Raises ConfigError if an option is missing, or the tokens are no whole sequences.
+    """
+    names = {"model": "llama3-70b", "world_size": "256", "global_batch": "512"}
+    missing = {n: text for n, text in names.items() if getattr(options, n) is None}
+    if missing:
+        shown = {option_name(name): text for name, text in missing.items()}
+        example = " ".join(f"{name} {text}" for name, text in shown.items())
+        raise ConfigError(f"missing {', '.join(shown)}; for example: {example}")
+    text = str(options.global_batch)
+    number = parse_quantity(text, "global batch")
+    if text.isdecimal():
+        return number
+    if number % seq_len:
+        raise ConfigError(
+            f"global batch {text}: {number} tokens are no multiple of the sequence length "
+            f"{seq_len}; a number without unit counts sequences"
+        )
+    return number // seq_len
+
+
+def _precision(text: str | None, chip: Gpu) -> str:
+    """Return the precision of a plan; "fp8" is the usual recipe of the GPU."""
+    if text == "fp8":
+        return "mxfp8" if chip.has_mx else "fp8_cs"
+    return text or "bf16"
+
+
+def candidates(job: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
+    """Yield every plan of a job that its trainer could run.
+
+    Parameters
+    ----------
+    job
+        Model, GPUs, batch and trainer.
+    fixed
+        Values of a strategy by field that all plans have, as `with_values` takes them.
+
+    """
+    base = with_values(job, fixed, "--fix")
+    base.check_values()
+    for layout in _layouts(base, fixed):
+        if _is_valid(layout):
+            yield from _methods(layout, fixed)
+
+
+def _values(
+    plan: Plan, name: str, fixed: Mapping[str, str], values: Iterable[Any]
+) -> list[Any]:
+    """Return the values to try of a field: its own if fixed, and 1 if the trainer lacks it."""
+    if name in fixed:
+        return [getattr(plan, name)]
+    return [1] if name in plan.trainer_rules.unsupported else list(values)
+
+
+def _layouts(base: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
+    """Yield plans with every size of tensor, pipeline, context and expert parallelism."""
+    powers = [1 << n for n in range(20)]
+    choices = {
+        "tp": [n for n in powers if n <= min(base.domain, _MOST_TENSOR)],
+        "pp": [n for n in divisors(base.gpus) if n <= base.model.layers],
+        "cp": [n for n in powers if base.seq_len // n >= _LEAST_TOKENS],
+    }
+    for tp, pp, cp in product(*(_values(base, name, fixed, n) for name, n in choices.items())):
+        if base.gpus % (tp * pp * cp) == 0:
+            plan = replace(base, tp=tp, pp=pp, cp=cp)
+            for vp in _values(plan, "vp", fixed, virtual_stages(plan)):
+                yield from _spread(replace(plan, vp=vp), fixed)
+
+
+def _spread(plan: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
+    """Yield a plan with every way to spread its experts."""
+    experts = plan.model.experts
+    if experts is None:
+        yield plan
+        return
+    ranks = plan.replica_ranks
+    for etp in _values(plan, "etp", fixed, {1, plan.tp}):
+        degrees = [n for n in divisors(experts.number) if ranks % (n * etp) == 0]
+        for ep in _values(plan, "ep", fixed, degrees):
+            ways = ("alltoall", "deepep") if ep > 1 else ("alltoall",)
+            for dispatch in _values(plan, "dispatch", fixed, ways):
+                yield replace(plan, etp=etp, ep=ep, dispatch=dispatch)
+
+
+def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
+    """Yield a layout with every micro-batch, recompute and sharding."""
+    whole = layout.dp * layout.cp
+    sharding = list(layout.trainer_rules.sharding)
+    if "zero3" in sharding and whole > layout.domain and whole % layout.domain == 0:
+        sharding.append(f"hsdp{layout.domain}")
+    if whole == 1:
+        del sharding[1:]
+    choices = {
+        "micro_batch": _MICRO_BATCHES,
+        "recompute": _recompute(layout),
+        "sharding": sharding,
+    }
+    methods = product(*(_values(layout, name, fixed, n) for name, n in choices.items()))
+    for micro, recompute, shards in methods:
+        num, rest = divmod(layout.global_batch, layout.dp * micro)
+        is_full = num >= layout.pp and (layout.vp == 1 or num % layout.pp == 0)
+        # DeepSpeed's pipeline takes no sharded gradients.
+        is_known = layout.trainer != "deepspeed" or layout.pp == 1 or shards == "zero1"
+        if is_full and is_known and not rest:
+            yield replace(layout, micro_batch=micro, recompute=recompute, sharding=shards)
+
+
+def _recompute(layout: Plan) -> tuple[str, ...]:
+    """Return the recompute modes to try: also a quarter and half of the layers of a stage."""
+    rules = layout.trainer_rules
+    # With FlashAttention, and without latent attention, selective recompute saves nothing.
+    selective = ("selective",) if layout.model.latent or rules.selective_layers else ()
+    # Megatron-Core's exchanges under another micro-batch exclude recompute of whole layers.
+    if "overlapped" in layout.dispatch:
+        return ("none", *selective)
+    # Each of the virtual stages of a rank recomputes equally many layers.
+    chunk = layout.stage_layers / layout.vp
+    counts = {round(chunk * share) * layout.vp for share in (0.25, 0.5) if rules.has_counts}
+    partly = sorted(n for n in counts if 0 < n < layout.stage_layers)
+    return ("none", *selective, *map(str, partly), "full")
+
+
+def _is_valid(layout: Plan) -> bool:
+    """Whether a trainer would run a layout with some micro-batch."""
+    # The last stage gets the layers that the others leave, and has at least one.
+    layers = layout.model.layers
+    if layers <= (layout.pp - 1) * -(-layers // layout.pp):
+        return False
+    try:
+        layout.check()
+    except ConfigError:
+        return False
+    return True
+
+
+def rank(job: Plan, fixed: Mapping[str, str], constants: Constants) -> PlanSearch:
+    """Return all plans of a job that fit into memory, fastest first.
+
+    Raises
+    ------
+    ConfigError
+        If a fixed value is invalid, or there are more than `MOST` candidates.
+
+    """
+    base, limit = with_values(job, fixed, "--fix"), job.memory_limit
+    fitting: list[RankedPlan] = []
+    least: float | None = None
+    number = 0
+    for plan in candidates(job, fixed):
+        number += 1
+        if number > MOST:
+            raise ConfigError(
+                f"more than {MOST} strategies: fix some sizes, as in --fix tp=8,pp=4"
+            )
+        step_s, memory = priced(plan, constants, limit)
+        least = memory if least is None else min(least, memory)
+        if step_s is not None:
+            fitting.append(RankedPlan(plan=plan, step_s=step_s, memory_bytes=memory))
+    fitting.sort(key=lambda row: row.step_s)
+    return PlanSearch(
+        job=base,
+        plans=tuple(fitting),
+        candidates=number,
+        least_memory=least,
+        constants=constants,
+    )

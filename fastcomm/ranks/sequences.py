@@ -1,0 +1,618 @@
+"""Align the sequences of several ranks, each of which may miss some items.
+
+An item has a code, equal for equal items, and an end in ns. Its place is its index in the
+common sequence, from 0; NONE if its rank cannot be aligned. In case of doubt nothing is
+matched: a wrong match is worse than none. Each rank has its own clock.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm_kernels import matching
+from fastcomm_kernels.arrays import NONE, NULL, Ints
+
+# Number of items that a rank may miss; with more missing, it is not aligned.
+MAX_MISSING = 64
+# Maximum difference between the ends of one collective on aligned clocks.
+APART_NS = 250_000
+# Tolerance of clock offsets, and the number of items used to estimate an offset.
+_AGREE_NS = 200_000
+_SAMPLE = 256
+# For operations that may end at different times: ends within NEAR_NS agree; a share of
+# MOST_AGREE agreeing ends is not by chance.
+NEAR_NS = 1_000_000
+MOST_AGREE = 0.75
+# If fewer than half agree, the nearest item is taken, at most this far away.
+_FAR_NS = 100_000_000
+# A sequence that repeats itself looks alike a few steps later. A place is the only one if ends
+# agree better than those of the sequence with itself later, by this factor.
+_BETTER = 4
+_LEAST_REPEATED = 3  # items
+_ALIKE = 0.95  # share of equal codes
+# Ends of one collective differ by about this much: agreement below says nothing.
+_NOISE_NS = 5_000
+# Clocks of hosts that something sets are not further apart.
+_NEAR_CLOCKS_NS = 1_000_000
+_HARDLY = 25  # times as far are other places apart
+# A few steps of different lengths may look alike by chance, but not that much.
+_SURE_NS = 20_000
+_FEW, _COMPARED = 16, 64  # items of a shift
+_MOST_ITEMS = 4096  # of a sequence, in which its period is searched
+
+
+class Items(NamedTuple):
+    """Items of a rank or of all ranks, sorted by end."""
+
+    code: Ints
+    stop: Ints  # ns
+    step: Ints  # number of the mark that each is in, the same on all ranks; NULL if unknown
+
+    def of(self, rows: Ints) -> "Items":
+        """Select rows."""
+        return Items(*(column[rows] for column in self))
+
+    def earlier(self, ns: int) -> "Items":
+        """Return the items with ends that much earlier."""
+        return self._replace(stop=self.stop - ns)
+
+
+# Places of a rank's items in the common sequence, and their ends on its clock; None if the rank
+# cannot be aligned.
+_Alignment = tuple[Ints, Ints] | None
+# Takes the common sequence, that of the rank, and where the common sequence repeats itself.
+_Search = Callable[[Items, Items, "Repeats"], _Alignment]
+
+
+def edges(*columns: NDArray[np.integer]) -> Ints:
+    """Return the index at which each run of equal rows begins, ascending.
+
+    Parameters
+    ----------
+    *columns
+        At least one; equal rows are adjacent.
+
+    """
+    new = np.zeros(len(columns[0]), np.bool_)
+    new[:1] = True
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(new)
+
+
+def lengths(first: Ints, count: int) -> Ints:
+    """Return the length of each run; runs begin at `first`, and have `count` rows in all."""
+    return np.diff(np.append(first, count))
+
+
+def item_codes(op: Ints, size: Ints) -> Ints:
+    """Return a number per pair of operation and size; per operation if a size is unknown."""
+    unsized = np.isin(op, op[size == NULL])
+    sizes, code = np.unique(np.where(unsized, NULL, size), return_inverse=True)
+    return op * len(sizes) + code
+
+
+def align_by_end(items: Items, first: Ints) -> tuple[Ints, int]:
+    """Align items that end on all ranks at the same time.
+
+    A sequence that repeats itself is aligned where the numbers of steps say; without numbers,
+    where ends agree much better than elsewhere, or else clocks do; or nowhere.
+
+    Parameters
+    ----------
+    items
+        Of all ranks, sorted by rank and end; ends on the rank's clock.
+    first
+        Index of the first item of each rank.
+
+    Returns
+    -------
+    tuple of ndarray and int
+        Place of each item, and the number of items without a place.
+
+    """
+    sizes = lengths(first, len(items.code))
+    if len(first) > 1 and (sizes == sizes[0]).all():
+        shape = (len(first), int(sizes[0]))
+        if _in_line(Items(*(column.reshape(shape) for column in items))):
+            return np.tile(np.arange(shape[1]), shape[0]), 0
+    return _aligned_ranks(items, first, _by_ends)
+
+
+def align_by_order(items: Items, first: Ints) -> tuple[Ints, int]:
+    """Align items that may end on one rank before another, such as broadcasts and messages.
+
+    Items that all ranks have in equal order are aligned by order, unless most ends or the
+    numbers of steps disagree; else by ends.
+
+    Parameters
+    ----------
+    items
+        Of all ranks, sorted by rank and end; ends on aligned clocks.
+    first
+        Index of the first item of each rank.
+
+    Returns
+    -------
+    tuple of ndarray and int
+        Place of each item in the common sequence, and the number of items without a place.
+
+    """
+    return _aligned_ranks(items, first, _by_place_or_ends)
+
+
+def _in_line(rows: Items) -> bool:
+    """Whether rows are one sequence: equal codes and steps, and ends at a constant offset."""
+    if (rows.code != rows.code[0]).any():
+        return False
+    late = rows.stop - rows.stop[0]
+    ahead = np.median(late, axis=1, keepdims=True).astype(np.int64)
+    deviation = np.abs(late - ahead)
+    if (deviation > _AGREE_NS).any():
+        return False
+    most = int(np.abs(ahead).max())
+    repeats = Repeats(Items(*(column[0] for column in rows)))
+    if (rows.step != NULL).all():
+        is_equal = 2 * (rows.step == rows.step[0]).sum(axis=1) > rows.step.shape[1]
+        is_near = most <= _NEAR_CLOCKS_NS or repeats.exclude_by_clock(most)
+        return is_near and bool(is_equal.all())
+    return repeats.exclude(int(spread_of(deviation).max()), most)
+
+
+class Repeats:
+    """The places in which a sequence looks like itself, found when they are needed first."""
+
+    def __init__(self, items: Items) -> None:
+        """Prepare to look for them."""
+        self._items = items
+
+    @cached_property
+    def _others(self) -> tuple[Ints, Ints]:
+        """How much later each other place is, and how far ends deviate there, ns."""
+        later, spread, _ = _shifted(self._items, self._items)
+        is_other = later != 0
+        return later[is_other], spread[is_other]
+
+    def exclude(self, spread: int, ahead: int) -> bool:
+        """Return whether a rank fits where it was aligned, and in none of these places.
+
+        Parameters
+        ----------
+        spread
+            Of the rank's ends minus the sequence's at that place, see `spread_of`, ns.
+        ahead
+            How far the rank's clock is ahead of the sequence's at that place, ns.
+
+        """
+        later, others = self._others
+        return not len(later) or _is_better(spread, others) or _is_near(ahead, later)
+
+    def exclude_by_clock(self, ahead: int) -> bool:
+        """Return whether clocks so far apart agree better than in any of these places."""
+        later, _ = self._others
+        return not len(later) or _is_near(ahead, later)
+
+
+def spread_of(deviation: Ints) -> Ints:
+    """Return what nine of ten deviations do not exceed, along the last axis, in ns."""
+    if not deviation.shape[-1]:
+        return np.zeros(deviation.shape[:-1], np.int64)
+    return np.quantile(np.abs(deviation), 0.9, axis=-1).astype(np.int64)
+
+
+def _is_better(spread: int, others: Ints) -> bool:
+    """Whether ends deviate little, and by much less than elsewhere."""
+    return spread <= _SURE_NS and _BETTER * max(spread, _NOISE_NS) <= int(others.min())
+
+
+def _is_near(ahead: int, others: Ints) -> bool:
+    """Whether clocks nearly agree, compared with how far they would be apart elsewhere."""
+    return _BETTER * abs(ahead) <= int(np.abs(others).min())
+
+
+def _shifted(common: Items, own: Items, least: int | None = None) -> tuple[Ints, Ints, Ints]:
+    """Compare two sequences at each shift by some items at which their codes are equal.
+
+    Returns
+    -------
+    tuple of three Ints
+        How far the second clock is ahead of the first, and the usual deviation from that, ns;
+        how many items overlap; an element per shift. At least half of the shorter sequence has
+        to overlap, or `least` items.
+
+    """
+    (code, stop, _), (own_code, own_stop, _) = (
+        Items(*(column[:_MOST_ITEMS] for column in items)) for items in (common, own)
+    )
+    shift = np.arange(1 - len(own_code), len(code))
+    first, last = np.maximum(shift, 0), np.minimum(shift + len(own_code), len(code))
+    half = _least_common(len(code), len(own_code))
+    is_long = last - first >= (half if least is None else min(half, least))
+    shift, first, last = shift[is_long], first[is_long], last[is_long]
+    for count in (_FEW, min(_COMPARED, len(own_code))):  # few comparisons exclude most shifts
+        share = np.linspace(0, 1, count)
+        place = first[:, None] + (share[None, :] * (last - first - 1)[:, None]).astype(np.int64)
+        row = place - shift[:, None]
+        is_alike = (code[place] == own_code[row]).mean(axis=1) >= _ALIKE - (
+            count == _FEW
+        ) / _FEW
+        shift, first, last = shift[is_alike], first[is_alike], last[is_alike]
+    late = own_stop[row[is_alike]] - stop[place[is_alike]]
+    middle = np.median(late, axis=1).astype(np.int64) if len(late) else np.empty(0, np.int64)
+    return middle, spread_of(late - middle[:, None]), last - first
+
+
+def _aheads(common: Items, own: Items) -> list[int]:
+    """Return how far a rank's clock may be ahead, in ns, the most likely first.
+
+    Empty if a rank without numbers of steps fits in several places, and clocks do not tell.
+    """
+    if _share_steps(common, own):
+        return [offset(common, own)]
+    later, spread, _ = _shifted(common, own)
+    if not len(later):  # items are missing in between
+        return [offset(common, own), 0]
+    best, near = int(np.argmin(spread)), int(np.argmin(np.abs(later)))
+    if len(later) == 1 or _is_better(int(spread[best]), np.delete(spread, best)):
+        return [int(later[best])]
+    is_possible = not _is_better(int(spread[best]), spread[near : near + 1])
+    is_near = _is_near(int(later[near]), np.delete(later, near))
+    return [int(later[near])] if is_possible and is_near else []
+
+
+def _are_contradictory(common: Items, own: Items, ahead: int) -> bool:
+    """Whether ends agree elsewhere much better than where numbers of steps say.
+
+    Profilers that start in different steps may number these from their own start. Clocks that
+    nearly agree where the numbers say are no such case; there a clock is `ahead`, ns.
+    """
+    if abs(ahead) <= _NEAR_CLOCKS_NS or not _share_steps(common, own):
+        return False
+    later, spread, _ = _shifted(common, own, _FEW)
+    if len(later) < 2:  # noqa: PLR2004
+        return False
+    here = int(np.argmin(np.abs(later - ahead)))
+    is_better = (2 * spread <= spread[here]) & (spread[here] > _NOISE_NS)
+    is_near = _BETTER * np.abs(later) <= abs(ahead)
+    # Where ends agree everywhere, nearly equal clocks are hardly by chance.
+    is_equal = np.abs(later) * _HARDLY <= np.diff(np.sort(later)).min()
+    is_alike = (spread <= max(spread[here], _NOISE_NS)) & is_equal
+    is_sure = _is_better(int(np.delete(spread, here).min()), spread[here : here + 1])
+    return is_sure or bool((is_better & is_near).any() or is_alike.any())
+
+
+def _aligned_ranks(items: Items, first: Ints, search: _Search) -> tuple[Ints, int]:
+    """Align all ranks; the common sequence begins as the longest rank's, and grows."""
+    split = np.split(np.arange(len(items.code)), first[1:])
+    ranks = sorted(split, key=lambda own: (-len(own), own[:1].tolist()))
+    places = np.full(len(items.code), NONE, np.int64)
+    longest = ranks[0]
+    places[longest] = np.arange(len(longest))
+    common, number = items.of(longest), np.arange(len(longest))
+    repeats = Repeats(common)  # what is added to it is no more than is missing
+    skipped = 0
+    for own in ranks[1:]:
+        result = search(common, items.of(own), repeats)
+        if result is None:
+            skipped += len(own)
+            continue
+        place, shifted = result
+        has_place = place != NONE
+        places[own[has_place]] = number[place[has_place]]
+        fresh = len(number) + np.arange(int((~has_place).sum()))
+        places[own[~has_place]] = fresh
+        added = items.of(own[~has_place])._replace(stop=shifted[~has_place])
+        order = np.argsort(np.append(common.stop, added.stop), kind="stable")
+        common = Items(*(np.append(*both)[order] for both in zip(common, added, strict=True)))
+        number = np.append(number, fresh)[order]
+    return places, skipped
+
+
+def _by_ends(common: Items, own: Items, repeats: Repeats) -> _Alignment:
+    """Align by ends; by order if ends disagree but all codes are equal."""
+    first = offset(common, own)
+    if _are_contradictory(common, own, first):
+        own = own._replace(step=np.full_like(own.step, NULL))
+        first = offset(common, own)
+    if (result := _at(common, own, first, repeats)) is not None:
+        return result
+    aheads = _aheads(common, own)
+    for ahead in dict.fromkeys(aheads):
+        if ahead != first and (result := _at(common, own, ahead, repeats)) is not None:
+            return result
+    place = np.arange(len(own.code))
+    has_order = bool(aheads) and np.array_equal(own.code, common.code)
+    if has_order and _is_right(common, own, place, repeats):
+        return place, own.stop - aheads[0]
+    return None
+
+
+def _at(common: Items, own: Items, ahead: int, repeats: Repeats) -> _Alignment:
+    """Align a rank whose clock is so far ahead; None if it does not fit there alone."""
+    place = _aligned_parts(common, own.earlier(ahead), APART_NS)
+    if place is None or not _is_right(common, own, place, repeats):
+        return None
+    return place, own.stop - ahead
+
+
+def _is_right(common: Items, own: Items, place: Ints, repeats: Repeats) -> bool:
+    """Whether numbers of steps confirm places, or, without numbers, no other place fits."""
+    rows = np.flatnonzero(place != NONE)
+    steps = common.step[place[rows]], own.step[rows]
+    if len(rows) and all((step != NULL).all() for step in steps):
+        return bool(2 * (steps[0] == steps[1]).sum() > len(rows))
+    late = own.stop[rows] - common.stop[place[rows]]
+    ahead = int(np.median(late)) if len(rows) else 0
+    return repeats.exclude(int(spread_of(late - ahead)), ahead)
+
+
+def _by_place_or_ends(common: Items, own: Items, _: Repeats) -> _Alignment:
+    """Align by numbers of steps, else where ends agree, else by order of equal codes."""
+    is_numbered = _share_steps(common, own)
+    if not is_numbered and not (NULL in own.step or NULL in common.step):
+        return None  # no step in common
+    if is_numbered:
+        ahead = offset(common, own)
+        if not _are_contradictory(common, own, ahead):
+            return _by_steps(common, own, ahead)
+        own = own._replace(step=np.full_like(own.step, NULL))
+    return _by_ends_or_place(common, own)
+
+
+def _by_steps(common: Items, own: Items, ahead: int) -> _Alignment:
+    """Align by order if most steps are equal, else by ends in equal steps.
+
+    By these steps the clock of the rank is `ahead`, ns.
+    """
+    if np.array_equal(own.code, common.code) and _have_equal_steps(common, own):
+        return np.arange(len(own.code)), own.stop
+    ways = (NEAR_NS, ahead), (_FAR_NS, 0)
+    return _in_ways(common, own, ways, _aligned_parts)
+
+
+def _by_ends_or_place(common: Items, own: Items) -> _Alignment:
+    """Align where ends agree, else by order of equal codes, else by the nearest ends."""
+    if (place := _at_once(common, own)) is not None:
+        return _filled(place, common.code, own.code), own.stop
+    if (aheads := _aheads_by_ends(common, own)) is not None:
+        return _in_ways(common, own, [(NEAR_NS, ahead) for ahead in aheads], _aligned_parts)
+    if np.array_equal(own.code, common.code):
+        return _by_place(common, own), own.stop
+    ways = (NEAR_NS, 0), (NEAR_NS, offset(common, own)), (_FAR_NS, 0)
+    return _in_ways(common, own, ways, _aligned)
+
+
+def _in_ways(
+    common: Items,
+    own: Items,
+    ways: Sequence[tuple[int, int]],
+    align: Callable[[Items, Items, int], Ints | None],
+) -> _Alignment:
+    """Align in the first way that fits: ends so far apart, on a clock so far ahead, in ns."""
+    for apart, ahead in ways:
+        shifted = own.earlier(ahead)
+        place = align(common, shifted, apart)
+        if place is not None and _are_in_equal_steps(common, own, place):
+            return _filled(place, common.code, own.code), shifted.stop
+    return None
+
+
+def _share_steps(common: Items, own: Items) -> bool:
+    """Whether any numbered step has items of both."""
+    is_known = own.step != NULL
+    return bool(is_known.any() and np.isin(own.step[is_known], common.step).any())
+
+
+def _at_once(common: Items, own: Items) -> Ints | None:
+    """Return the places of a rank most of whose ends agree on this clock; else None.
+
+    None as well where ends agree much better elsewhere, unless they agree closely here.
+    """
+    place = _aligned(common, own, NEAR_NS)
+    if place is None:
+        return None
+    rows = np.flatnonzero(place != NONE)
+    if len(rows) < MOST_AGREE * len(place):
+        return None
+    apart = int(spread_of(own.stop[rows] - common.stop[place[rows]]))
+    if apart <= _SURE_NS:
+        return place
+    _, elsewhere, _ = _shifted(common, own)
+    return None if (_BETTER * elsewhere <= apart).any() else place
+
+
+def _aheads_by_ends(common: Items, own: Items) -> list[int] | None:
+    """Return how far a clock is ahead, in ns, where ends agree that may differ by `NEAR_NS`.
+
+    None if they agree nowhere, or too few for that not to be by chance; empty if they agree in
+    several places, and clocks do not tell.
+    """
+    later, spread, count = _shifted(common, own)
+    if not (spread <= np.where(count < _FEW, _SURE_NS, NEAR_NS)).any():
+        return None
+    best, near = int(np.argmin(spread)), int(np.argmin(np.abs(later)))
+    least = _BETTER * max(int(spread[best]), _NOISE_NS)
+    if len(later) == 1 or least <= int(np.delete(spread, best).min()):
+        return [int(later[best])]
+    is_near = spread[near] < least and _is_near(int(later[near]), np.delete(later, near))
+    return [int(later[near])] if is_near else []
+
+
+def _are_in_equal_steps(common: Items, own: Items, place: Ints) -> bool:
+    """Whether most items at these places have the same step, as far as steps are known."""
+    rows = np.flatnonzero(place != NONE)
+    return _have_equal_steps(common.of(place[rows]), own.of(rows))
+
+
+def _have_equal_steps(common: Items, own: Items) -> bool:
+    """Whether most items in the same place have the same step, as far as steps are known."""
+    is_known = (common.step != NULL) & (own.step != NULL)
+    return bool(2 * (common.step == own.step)[is_known].sum() >= is_known.sum())
+
+
+def _by_place(common: Items, own: Items) -> Ints:
+    """Align by order, unless nearly all ends agree in another way, and fewer in this one."""
+    agreed_in_order = int((np.abs(common.stop - own.stop) <= NEAR_NS).sum())
+    if agreed_in_order < len(own.code):
+        place = _aligned(common, own, NEAR_NS)
+        agreed = 0 if place is None else int((place != NONE).sum())
+        if (
+            place is not None
+            and agreed > agreed_in_order
+            and agreed >= MOST_AGREE * len(own.code)
+        ):
+            return _filled(place, own.code, own.code)
+    return np.arange(len(own.code))
+
+
+def _aligned(common: Items, own: Items, apart: int) -> Ints | None:
+    """Return places by code and end, at most `apart` ns apart; None if too many are missing.
+
+    Items of steps that the common sequence lacks are not missing.
+    """
+    if abs(len(common.code) - len(own.code)) > 2 * MAX_MISSING:
+        return None
+    is_expected = (own.step == NULL) | np.isin(own.step, common.step)
+    return _with_few_missing(common, own, apart, is_expected)
+
+
+def _aligned_parts(common: Items, own: Items, apart: int) -> Ints | None:
+    """Return places as `_aligned` does, of sequences that may have only a part in common.
+
+    Without numbers of steps, what lies before or behind the other sequence is not missing.
+    """
+    is_numbered = bool((own.step != NULL).all())
+    is_expected = np.isin(own.step, common.step) if is_numbered else _inside(own, common, apart)
+    expected, others = int(is_expected.sum()), int(_inside(common, own, apart).sum())
+    least = 1 if is_numbered else _least_common(len(common.code), len(own.code))
+    if expected < least or others - expected > 2 * MAX_MISSING:
+        return None
+    return _with_few_missing(common, own, apart, is_expected)
+
+
+def _with_few_missing(
+    common: Items, own: Items, apart: int, is_expected: NDArray[np.bool_]
+) -> Ints | None:
+    """Return places by code and end; None if too many of the expected items have none."""
+    place = nearest(common[:2], own[:2], apart)
+    missing, expected = int((place[is_expected] == NONE).sum()), int(is_expected.sum())
+    return None if missing > min(MAX_MISSING, expected // 2) else place
+
+
+def _inside(items: Items, others: Items, apart: int) -> NDArray[np.bool_]:
+    """Return which items end while the others do, or at most `apart` ns before or after."""
+    first, last = (int(others.stop[k]) for k in (0, -1))
+    return (items.stop >= first - apart) & (items.stop <= last + apart)
+
+
+def _least_common(count: int, other: int) -> int:
+    """Return how many common items of sequences of these lengths tell anything."""
+    return max(_LEAST_REPEATED, min(count, other) // 2)
+
+
+def nearest(all_: tuple[Ints, Ints], own: tuple[Ints, Ints], apart: int) -> Ints:
+    """Match items of equal code: as many as possible, as near as possible.
+
+    Parameters
+    ----------
+    all_, own
+        Codes, and ends in ns, of the common sequence and of a rank; sorted by end.
+    apart
+        Maximum distance of matched ends in ns. Longer gaps divide the sequences into
+        independent pieces.
+
+    Returns
+    -------
+    ndarray
+        Place per item of `own`; NONE without a match.
+
+    """
+    times = np.concatenate([all_[1], own[1]])
+    order = np.argsort(times, kind="stable")
+    piece = np.empty(len(times), np.int64)
+    piece[order] = np.cumsum(np.append(0, np.diff(times[order]) > apart))
+    count = int(piece.max()) + 1
+    # The items of piece k are from bound k to bound k + 1.
+    a, b = (
+        np.append(0, np.cumsum(np.bincount(of, minlength=count)))
+        for of in np.split(piece, [len(all_[1])])
+    )
+    place = np.full(len(own[0]), NONE, np.int64)
+    sizes = np.diff(a), np.diff(b)
+    single = np.flatnonzero((sizes[0] == 1) & (sizes[1] == 1))
+    alike = single[all_[0][a[single]] == own[0][b[single]]]
+    place[b[alike]] = a[alike]
+    several = (sizes[0] > 0) & (sizes[1] > 0) & (sizes[0] + sizes[1] > 2)  # noqa: PLR2004
+    for k in np.flatnonzero(several).tolist():
+        common, rank_items = slice(a[k], a[k + 1]), slice(b[k], b[k + 1])
+        columns = (all_[0][common], all_[1][common], own[0][rank_items], own[1][rank_items])
+        matched = matching.align(*columns, MAX_MISSING, apart)
+        place[rank_items] = np.where(matched == NONE, NONE, matched + a[k])
+    return place
+
+
+def _filled(place: Ints, all_code: Ints, code: Ints) -> Ints:
+    """Add places of items between two matched ones, where both sequences have as many."""
+    filled = place.copy()
+    matched = np.flatnonzero(place != NONE)
+    own = np.concatenate([[-1], matched, [len(code)]])
+    other = np.concatenate([[-1], place[matched], [len(all_code)]])
+    gap = np.diff(own)
+    for k in np.flatnonzero((gap > 1) & (gap == np.diff(other))).tolist():
+        inner = np.arange(other[k] + 1, other[k + 1])
+        if np.array_equal(all_code[inner], code[own[k] + 1 : own[k + 1]]):
+            filled[own[k] + 1 : own[k + 1]] = inner
+    return filled
+
+
+def offset(common: Items, own: Items) -> int:
+    """Estimate how far the clock of a rank is ahead of that of the common sequence, in ns.
+
+    It is the difference on which most pairs of ends that could be one item agree; the smallest
+    of several such differences; 0 without a pair. Up to `MAX_MISSING` items may be missing;
+    of numbered steps, in each.
+    """
+    own_row, place = _pairs_by_step(common, own)
+    if not len(place):
+        own_row, place = _pairs_by_place(len(common.code), len(own.code))
+    same = common.code[place] == own.code[own_row]
+    ahead = np.sort(own.stop[own_row[same]] - common.stop[place[same]])
+    if not len(ahead):
+        return 0
+    agree = np.searchsorted(ahead, ahead + _AGREE_NS, side="right") - np.arange(len(ahead))
+    best = np.flatnonzero(agree == agree.max())
+    middle = ahead[best + (agree.max() - 1) // 2]
+    return int(middle[np.argmin(np.abs(middle))])
+
+
+def _pairs_by_step(common: Items, own: Items) -> tuple[Ints, Ints]:
+    """Return rows of a rank, and rows of the common sequence about as far into the step."""
+    order, rows = (np.argsort(items.step, kind="stable") for items in (common, own))
+    rows = rows[(own.step[rows] != NULL) & np.isin(own.step[rows], common.step)]
+    step = own.step[rows]
+    begin, own_begin = np.searchsorted(common.step[order], step), np.searchsorted(step, step)
+    place = begin + np.arange(len(rows)) - own_begin
+    chosen = _sampled(len(rows))
+    near = place[chosen, None] + np.arange(-MAX_MISSING, MAX_MISSING + 1)
+    row = order[np.clip(near, 0, len(order) - 1)]
+    is_inside = (near >= 0) & (near < len(order)) & (common.step[row] == step[chosen, None])
+    return np.broadcast_to(rows[chosen, None], near.shape)[is_inside], row[is_inside]
+
+
+def _pairs_by_place(common: int, own: int) -> tuple[Ints, Ints]:
+    """Return rows of a rank, and the rows up to `MAX_MISSING` places away of so many others."""
+    chosen = _sampled(own)
+    shift = np.arange(-MAX_MISSING, MAX_MISSING + 1)
+    # Items may be missing at the beginning, at the end, or between.
+    shift = np.union1d(shift, shift + common - own)
+    place = chosen[:, None] + shift[None, :]
+    inside = (place >= 0) & (place < common)
+    return np.broadcast_to(chosen[:, None], place.shape)[inside], place[inside]
+
+
+def _sampled(count: int) -> Ints:
+    """Return some evenly spread indices."""
+    return np.linspace(0, count - 1, min(_SAMPLE, count)).astype(np.int64)

@@ -1,1 +1,0 @@
-"""Tables of results, a module per subject: what terminals, Markdown and pages show."""

@@ -1,0 +1,1 @@
+"""Operations of a run by name: how often, and how long."""

@@ -1,0 +1,1 @@
+"""The events of all ranks in a few steps, on one clock."""

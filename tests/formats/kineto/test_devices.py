@@ -1,0 +1,238 @@
+"""Test files of a process with several devices, and files that merge the traces of ranks.
+
+The truth is the command on files of one device each, which the tests cut out of the events.
+"""
+
+import gzip
+import json
+
+import pytest
+from builders import kineto_text as k
+from builders.commands import invoke
+
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
+
+HOST = 100
+
+
+def launched(device, ts, dur, correlation, **args):
+    """A kernel of a device, and its launch."""
+    kernel = k.kernel("gemm", ts, dur, correlation=correlation, device=device, **args)
+    return [{**kernel, "pid": device}, k.launch(ts - 5, correlation)]
+
+
+def job(*shares, steps=4, length=1000):
+    """Steps of one process in which each device computes for a share, one after another."""
+    events = []
+    for step in range(steps):
+        begin = step * length
+        events.append(k.mark(f"ProfilerStep#{step}", begin, length))
+        for device, share in enumerate(shares):
+            correlation = 10 * step + device + 1
+            ts = begin + 10 + device
+            events += launched(device, ts, share * length, correlation)
+    return events
+
+
+def of_device(events, device):
+    """The events of one device, with what the host does for it."""
+    works = [event for event in events if event["cat"] == "kernel"]
+    own = {event["args"]["correlation"] for event in works if event["pid"] == device}
+    return [
+        event
+        for event in events
+        if event["args"].get("correlation", min(own)) in own and event["pid"] in (device, HOST)
+    ]
+
+
+def measured(*paths, command="metrics"):
+    return json.loads(invoke(command, *paths, "--json").stdout)
+
+
+def without(document, *names):
+    return {name: value for name, value in document.items() if name not in names}
+
+
+@pytest.fixture
+def one(tmp_path):
+    """A file of a process with three devices."""
+    return k.write(tmp_path / "one.json", job(0.2, 0.3, 0.1), world=1)
+
+
+@pytest.fixture
+def each(tmp_path):
+    """A folder with a file of each device."""
+    folder = tmp_path / "each"
+    folder.mkdir()
+    for device in range(3):
+        events = of_device(job(0.2, 0.3, 0.1), device)
+        k.write(folder / f"rank{device}.json", events, rank=device, world=3)
+    return folder
+
+
+def test_each_device_of_a_process_is_a_rank(one, each):
+    found, expected = measured(one), measured(each)
+    assert found["ranks"] == [0, 1, 2]
+    assert without(found, "warnings") == without(expected, "warnings")
+    assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.2)
+    (said,) = [text for text in found["warnings"] if "guess" in text]
+    assert "GPU 0 of process 100, GPU 1 of process 100, GPU 2 of process 100" in said
+
+
+@pytest.mark.parametrize("command", ["kernels", "critical-path", "replay"])
+def test_all_commands_count_each_device(one, each, command):
+    found, expected = (measured(path, command=command) for path in (one, each))
+    assert "of process 100" in "".join(found["warnings"])
+    # Places of events in the file differ.
+    names = ("warnings", "path_of_trace", "path", "top_events")
+    assert without(found, *names) == without(expected, *names)
+    lengths = [(document.get("path") or {}).get("length_ns") for document in (found, expected)]
+    assert lengths[0] == lengths[1]
+
+
+def test_a_device_that_is_hardly_used_is_no_rank(tmp_path):
+    found = measured(k.write(tmp_path / "one.json", job(0.001, 0.5), world=1))
+    assert found["ranks"] == [0]
+    assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.5, abs=0.002)
+
+
+def test_among_other_files_times_of_a_process_with_several_devices_are_unknown(tmp_path):
+    k.write(tmp_path / "rank0.json", job(0.2, 0.3), world=2)
+    k.write(tmp_path / "rank1.json", job(0.2), rank=1, world=2)
+    found = measured(tmp_path)
+    assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.2)  # of rank 1
+    (said,) = [text for text in found["warnings"] if "the work of 2 devices" in text]
+    assert "rank 0: " in said
+    assert "n/a. Each is a rank of its own if you give fastcomm this file alone" in said
+    kernels = measured(tmp_path, command="kernels")
+    assert kernels["step_ns"] is None
+    assert {row["share"] for row in kernels["rows"]} == {None}
+
+
+def of_process(events, process, *, number=0, later=0):
+    """The events of another process of the host, whose device has the same number."""
+    changed = []
+    for event in events:
+        args = dict(event["args"])
+        if "correlation" in args:
+            args["correlation"] += number
+        pid = process if event["pid"] == HOST else event["pid"]
+        changed.append({**event, "pid": pid, "ts": event["ts"] + later, "args": args})
+    return changed
+
+
+@pytest.mark.parametrize(("number", "order"), [(500, "file"), (500, "time"), (0, "file")])
+def test_devices_of_equal_numbers_are_told_by_the_processes_of_their_launches(
+    tmp_path, number, order
+):
+    """Files of two hosts, joined by their events: correlations may be equal, too."""
+    events = [*job(0.2), *of_process(job(0.4), 200, number=number, later=3)]
+    if order == "time":
+        events.sort(key=lambda event: event["ts"])
+    found = measured(k.write(tmp_path / "merged.json", events, world=1))
+    assert found["ranks"] == [0, 1]
+    assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.3)
+    assert any("GPU 0 of process 100, GPU 0 of process 200" in w for w in found["warnings"])
+
+
+def test_devices_that_nothing_tells_apart_are_unknown(tmp_path):
+    """Equal numbers of devices and calls, and events in order of time."""
+    events = [*job(0.2), *of_process(job(0.4), 200, later=3)]
+    events.sort(key=lambda event: event["ts"])
+    found = measured(k.write(tmp_path / "merged.json", events, world=1))
+    assert found["breakdown"]["exact"]["compute"] is None
+    said = "which process launched which work is not recorded"
+    assert any(said in warning for warning in found["warnings"])
+
+
+LABELS = ("[TP{:02d}]", "[TP{:02d}-PP00]", "[TP{0:02d}-EP{0:02d}]")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Traces of four ranks, a file each."""
+    folder = tmp_path_factory.mktemp("ranks")
+    write(Job.of(ranks=4, steps=2, layers=2), folder)
+    return folder
+
+
+def merged(ranks, path, change):
+    """Write one file of all ranks, as tools do; `change` takes an event and its rank."""
+    whole = {"traceEvents": []}
+    for rank, file in enumerate(sorted(ranks.iterdir())):
+        document = json.loads(gzip.decompress(file.read_bytes()))
+        for event in document.pop("traceEvents"):
+            args = event.get("args")
+            if isinstance(args, dict) and "device" in args:
+                args["device"] = 0  # each rank sees one
+            change(event, rank)
+            whole["traceEvents"].append(event)
+        whole |= {key: value for key, value in document.items() if key not in whole}
+    path.write_bytes(gzip.compress(json.dumps(whole).encode(), 1))
+    return path
+
+
+def moved(event, rank, *, with_calls):
+    """Make numbers of processes differ between ranks, and maybe those of calls."""
+    if isinstance(event["pid"], int):
+        event["pid"] += 10**6 * rank
+    args = event.get("args")
+    if with_calls and isinstance(args, dict) and "correlation" in args:
+        args["correlation"] += 10**8 * rank
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_file_of_labeled_ranks_has_their_numbers(ranks, tmp_path, label):
+    def change(event, rank):
+        event["pid"] = f"{label.format(3 - rank)} {event['pid']}"
+
+    backwards = tmp_path / "backwards"
+    backwards.mkdir()
+    for rank, file in enumerate(sorted(ranks.iterdir())):
+        (backwards / f"rank{3 - rank}.json.gz").write_bytes(
+            gzip.compress(
+                gzip.decompress(file.read_bytes()).replace(
+                    b'"rank": %d' % rank, b'"rank": %d' % (3 - rank)
+                )
+            )
+        )
+    found = measured(merged(ranks, tmp_path / "all.json.gz", change))
+    assert found["ranks"] == [0, 1, 2, 3]
+    expected = measured(backwards)
+    for name in ("iteration", "breakdown", "overlap"):
+        assert found[name] == expected[name]
+    assert "guess" not in "".join(found["warnings"])
+
+
+@pytest.mark.parametrize("with_calls", [False, True])
+def test_a_file_of_ranks_with_other_processes_is_measured_like_their_files(
+    ranks, tmp_path, with_calls
+):
+    def change(event, rank):
+        moved(event, rank, with_calls=with_calls)
+
+    found = measured(merged(ranks, tmp_path / "all.json.gz", change))
+    assert without(found, "warnings") == without(measured(ranks), "warnings")
+    assert "the ranks are a guess" in found["warnings"][0]
+
+
+def test_without_a_known_process_nothing_of_the_host_is_told(ranks, tmp_path):
+    path = merged(ranks, tmp_path / "all.json.gz", lambda *pair: moved(*pair, with_calls=False))
+    whole = json.loads(gzip.decompress(path.read_bytes()))
+    # In the order of their times, the calls of all ranks are everywhere in the file.
+    whole["traceEvents"].sort(key=lambda event: event.get("ts", 0))
+    path.write_text(json.dumps(whole))
+    path = path.rename(tmp_path / "all.json")
+    found = measured(path)
+    assert len(measured(path, command="info")["iterations"]) == 1
+    said = "".join(found["warnings"])
+    assert "which process launched the work of GPU 0 in lane 2000002, " in said
+    assert "neither marks of steps nor causes of idle time" in said
+
+
+def test_a_store_has_each_device(tmp_path):
+    path = k.write(tmp_path / "one.json", job(0.2, 0.3), world=1)
+    invoke("ingest", path, "-o", tmp_path / "store")
+    for name in ("ranks", "breakdown", "iteration"):
+        assert measured(tmp_path / "store")[name] == measured(path)[name]

@@ -1,0 +1,363 @@
+"""Test the search of a trainer's strategies, and the arguments that it prints."""
+
+import argparse
+import itertools
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+from builders.commands import invoke
+from builders.places import SCHEMAS
+from jsonschema import Draft202012Validator
+
+from fastcomm.errors import ConfigError
+from fastcomm.models import Model, load
+from fastcomm.planning import launch
+from fastcomm.planning.job import GRADIENTS, Plan
+from fastcomm.planning.options import SearchOptions
+from fastcomm.planning.price import Constants, price_plan
+from fastcomm.planning.search import bottleneck, candidates, rank, search_plans
+from fastcomm.trainers import TRAINERS, trainer_of
+
+ASKED = ("--model", "llama3-70b", "--gpus", "256", "--cluster", "h100", "--global-batch", "512")
+SMALL = Plan(
+    model=load("llama3-8b"),
+    gpu="h100",
+    gpus=8,
+    global_batch=16,
+    seq_len=8192,
+    node_bytes_per_s=400e9,
+    domain=8,
+)
+SCHEMA = SCHEMAS / "isp.json"
+
+
+def strategies():
+    """Every strategy of Megatron-Core for `SMALL`, by trying all combinations."""
+    sizes = itertools.product((1, 2, 4, 8), (1, 2, 4, 8), range(1, 13), (1, 2), (1, 2, 4, 8))
+    for tp, pp, vp, cp, micro in sizes:
+        stage = -(-32 // pp)
+        counts = {str(round(stage / vp / part) * vp) for part in (4, 2)}
+        own = counts - {"0", *map(str, range(stage, 99))}
+        for recompute in ("none", "full", *own):
+            plan = replace(SMALL, tp=tp, pp=pp, vp=vp, cp=cp, micro_batch=micro)
+            plan = replace(plan, recompute=recompute)
+            with suppress(ConfigError):
+                plan.check()
+                divides = any((32 + ends) % (pp * vp) == 0 for ends in range(3))
+                full = plan.micro_batches >= pp and (vp == 1 or plan.micro_batches % pp == 0)
+                if full and (vp == 1 or divides):
+                    yield plan
+
+
+def test_the_search_finds_every_strategy_and_ranks_those_that_fit():
+    found = rank(SMALL, {}, Constants())
+    expected = set(strategies())
+    assert set(candidates(SMALL, {})) == expected
+    assert found.candidates == len(expected) > 100
+    prices = [price_plan(plan, Constants()) for plan in expected]
+    fits = sorted(price.step_s for price in prices if price.fits)
+    assert [row.step_s for row in found.plans] == pytest.approx(fits)
+    best = found.layouts[0]
+    assert best.step_s == pytest.approx(fits[0])
+    assert best.memory_bytes == pytest.approx(price_plan(best.plan, Constants()).memory_bytes)
+
+
+@pytest.mark.parametrize("trainer", sorted(set(TRAINERS) - {"internevo"}))
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
+def test_a_trainer_gets_what_it_knows(trainer, model):
+    knows = TRAINERS[trainer]
+    job = replace(SMALL, model=load(model), gpus=16, trainer=trainer)
+    plans = list(candidates(job, {}))
+    assert plans
+    for plan in plans:
+        plan.check()
+        assert plan.sharding.removesuffix("8") in {*knows.sharding, "hsdp"}
+        assert {getattr(plan, size) for size in knows.unsupported} <= {1}
+
+
+def test_the_page_has_the_bytes_of_each_trainer():
+    page = (SCHEMA.parents[1] / "isp.md").read_text("utf-8")
+    for name, knows in TRAINERS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        # Weight, gradient, and the fp32 weight with both moments of Adam.
+        assert f"| {knows.weight_bytes + GRADIENTS[knows.gradients] + 12}" in row
+        assert not knows.transient or f"and {knows.transient} in the optimizer's step" in row
+
+
+def test_fixed_values_and_the_limit_of_memory_hold():
+    options = SearchOptions(
+        model="llama3-70b",
+        world_size=64,
+        global_batch=128,
+        cluster="h100",
+        memory="60GiB",
+        fix="tp=8, pp=4,recompute=none",
+        precision="fp8",
+    )
+    found = search_plans(options)
+    assert found.plans
+    for row in found.plans:
+        assert (row.plan.tp, row.plan.pp, row.plan.recompute) == (8, 4, "none")
+        assert row.plan.precision == "fp8_cs"
+        assert row.memory_bytes <= 60 * 2**30
+
+
+def test_equal_strategies_are_one_row():
+    found = rank(replace(SMALL, gpus=1, global_batch=2), {}, Constants())
+    assert len({row.plan for row in found.plans}) == len(found.plans)
+    assert len(found.layouts) <= 1
+    job = replace(SMALL, model=load("mixtral-8x7b"), gpus=32, global_batch=32)
+    layouts = rank(job, {}, Constants()).layouts
+    assert len({row.layout for row in layouts}) == len(layouts) > 5
+
+
+def test_published_strategies_are_among_the_first_twenty_of_their_search():
+    # Llama 3 (arXiv 2407.21783, table 4): TP 8, PP 16, about 400 TFLOPS a GPU, BF16.
+    job = replace(SMALL, model=load("llama3-405b"), gpus=16384, global_batch=2048)
+    rows = rank(job, {}, Constants()).layouts
+    place, own = next((n, row) for n, row in enumerate(rows, 1) if row.layout == (8, 16, 1, 1))
+    assert place <= 20
+    rate = 2048 * 8192 / 16384 / own.step_s * job.model.flops(8192) / 1e12
+    assert rate == pytest.approx(400, rel=0.15)
+    # DeepSeek-V3 (arXiv 2412.19437) trains without tensor parallelism: PP 16, EP 64.
+    model = replace(load("deepseek-v3"), mtp_layers=1)
+    job = replace(job, model=model, gpu="h800", gpus=2048, global_batch=15360, seq_len=4096)
+    job = replace(job, trainer="nemo")
+    fixed = {"tp": "1", "precision": "fp8_block", "dispatch": "deepep overlapped"}
+    rows = rank(job, fixed, Constants()).layouts
+    place, own = next((n, row) for n, row in enumerate(rows, 1) if row.layout == (1, 16, 1, 64))
+    assert place <= 5
+    # Megatron-Core refuses recompute of whole layers beside overlapped exchanges.
+    assert {row.plan.recompute for row in rows} <= {"none", "selective"}
+    assert 15360 * 4096 / 2048 / own.step_s == pytest.approx(1550, rel=0.15)
+
+
+def test_the_default_trainer_follows_the_cluster_and_the_options():
+    asked = SearchOptions(model="7B", world_size=64, seq_len="8Ki", global_batch="4Mi")
+    assert trainer_of(asked) == "internevo"
+    assert trainer_of(replace(asked, cluster="h100")) == "megatron"
+    assert trainer_of(replace(asked, cluster="a800")) == "internevo"
+    assert trainer_of(replace(asked, cluster="h100", sp_sizes="2")) == "internevo"
+    assert trainer_of(replace(asked, cluster="h100", world_size="64,128")) == "internevo"
+    assert trainer_of(replace(asked, fix="tp=2")) == "megatron"
+    assert trainer_of(replace(asked, trainer="fsdp2")) == "fsdp2"
+
+
+def test_the_table_has_the_error_to_expect_and_the_bottleneck(tmp_path):
+    text = invoke("isp", *ASKED, "--output", tmp_path).stdout
+    assert "as Megatron-Core trains" in text
+    assert "tensor  pipeline" in text
+    assert " ± 5 %" in text
+    assert "tensor parallelism" in text
+    document = json.loads((tmp_path / "isp.json").read_text())
+    Draft202012Validator(json.loads(SCHEMA.read_text("utf-8"))).validate(document)
+    assert document["seq_len"] == 8192
+    assert len(document["layouts"]) == 6
+    rows = pq.read_table(tmp_path / "strategies.parquet").to_pylist()
+    assert len(rows) == document["feasible"]
+    best = document["layouts"][0]
+    assert rows[0]["tokens_per_s_per_gpu"] == pytest.approx(best["tokens_per_s_per_gpu"])
+    shown = json.loads(invoke("isp", *ASKED, "--json", "--top", "2").stdout)
+    assert [row["strategy"] for row in shown["layouts"]] == [
+        row["strategy"] for row in document["layouts"][:2]
+    ]
+    explained = invoke("isp", *ASKED, "--explain", "2").stdout
+    assert shown["layouts"][1]["strategy"] in explained.replace("\n  ", "")
+    assert "optimizer states" in explained
+
+
+def test_the_bottleneck_is_the_longest_term_besides_products():
+    price = price_plan(replace(SMALL, tp=8, node_bytes_per_s=1e9), Constants())
+    name, share = bottleneck(price)
+    assert name == "tensor parallelism"
+    assert share == pytest.approx(
+        next(term.value for term in price.time if term.name == name) / price.step_s
+    )
+
+
+def test_a_batch_counts_sequences_and_with_a_unit_tokens():
+    asked = {"model": "llama3-8b", "world_size": 8, "seq_len": "8Ki", "cluster": "h100"}
+    batches = [
+        search_plans(SearchOptions(**asked, global_batch=batch)).job.global_batch
+        for batch in (64, "64", "512Ki")
+    ]
+    assert batches == [64, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--trainer", "megatron", "--sp-sizes", "2"), "--sp-sizes has no effect"),
+        (("--trainer", "megatron", "--seq-len", "4Ki,8Ki"), "--seq-len takes one number"),
+        (("--trainer", "megatron", "--cluster", "a800"), "a800: no measured GPU"),
+        (("--trainer", "internevo", "--fix", "tp=2"), "--fix has no effect"),
+        (("--fix", "tp=x"), "--fix: invalid tp 'x'"),
+        (("--fix", "size=8"), "--fix: invalid 'size=8': expected KEY=VALUE"),
+        (("--fix", "dp=8"), "it follows from the GPUs"),
+        (("--fix", "recompute=some"), "invalid recompute 'some'"),
+        (("--precision", "fp4"), "invalid precision 'fp4'"),
+        (("--precision", "mxfp8"), "H100-SXM has no MX formats"),
+        (("--global-batch", "5Ki"), "a number without unit counts sequences"),
+        (("--explain", "9999"), "the layouts"),
+        (("--sensitivity",), "--sensitivity has no effect"),
+        (("--launch", "torchtitan"), "add --trainer fsdp2"),
+        (("--trainer", "fsdp2", "--launch", "megatron"), "add --trainer megatron"),
+        (("--trainer", "internevo", "--seq-len", "8Ki", "--launch", "megatron"), "pass --tr"),
+        (("--max-memory", "20GiB", "--fix", "tp=1,pp=1"), "the smallest needs"),
+        (("--fix", "micro-batch=3"), "no layout divides 256 GPUs"),
+    ],
+)
+def test_an_impossible_search_is_an_error_with_a_suggestion(options, message):
+    words = [*ASKED]
+    for name, value in itertools.pairwise(options):
+        if name in words:
+            words[words.index(name) + 1] = value
+            options = tuple(word for word in options if word not in {name, value})
+    code = 1 if message.startswith(("the smallest", "no layout")) else 2
+    assert message in " ".join(invoke("isp", *words, *options, code=code).stderr.split())
+
+
+def test_missing_options_are_named():
+    said = invoke("isp", "--cluster", "h100", code=2).stderr
+    assert "missing --model, --world-size, --global-batch" in " ".join(said.split())
+
+
+# Types of the arguments of Megatron-LM (megatron/training/arguments.py of core 0.14).
+NUMBERS = (
+    *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "seq-length"),
+    *("max-position-embeddings", "vocab-size", "num-query-groups", "kv-channels"),
+    *("micro-batch-size", "global-batch-size", "tensor-model-parallel-size"),
+    *("pipeline-model-parallel-size", "context-parallel-size", "mtp-num-layers"),
+    *("num-virtual-stages-per-pipeline-rank", "decoder-last-pipeline-num-layers"),
+    *("recompute-num-layers", "num-experts", "moe-router-topk", "moe-ffn-hidden-size"),
+    *("expert-model-parallel-size", "expert-tensor-parallel-size", "q-lora-rank"),
+    *("kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"),
+    *("moe-shared-expert-intermediate-size", "num-distributed-optimizer-instances"),
+)
+SWITCHES = (
+    *("group-query-attention", "swiglu", "disable-bias-linear", "bf16", "fp16"),
+    *("untie-embeddings-and-output-weights", "sequence-parallel", "overlap-grad-reduce"),
+    *("overlap-param-gather", "use-distributed-optimizer", "multi-latent-attention"),
+    *("moe-grouped-gemm", "moe-enable-deepep", "overlap-moe-expert-parallel-comm"),
+    *("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"),
+    *("grad-reduce-in-bf16", "use-megatron-fsdp", "no-gradient-accumulation-fusion"),
+    *("moe-pad-expert-input-to-capacity",),
+)
+CHOICES = {
+    "normalization": ["LayerNorm", "RMSNorm"],
+    "position-embedding-type": ["learned_absolute", "rope", "mrope", "relative", "none"],
+    "transformer-impl": ["local", "transformer_engine"],
+    "attention-backend": ["flash", "fused", "unfused", "local", "auto"],
+    "recompute-granularity": ["full", "selective"],
+    "recompute-method": ["uniform", "block"],
+    "fp8-format": ["e4m3", "hybrid"],
+    "fp8-recipe": ["tensorwise", "delayed", "mxfp8", "blockwise"],
+    "moe-token-dispatcher-type": ["allgather", "alltoall", "flex"],
+    "moe-flex-dispatcher-backend": ["deepep", "hybridep"],
+    "data-parallel-sharding-strategy": [
+        *("no_shard", "optim", "optim_grads", "optim_grads_params"),
+    ],
+    "tokenizer-type": ["NullTokenizer"],
+    "ckpt-format": ["torch", "torch_dist", "fsdp_dtensor"],
+}
+MODULES = ["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
+
+
+def megatron_parser():
+    """A parser of Megatron-LM's arguments, as far as they are printed."""
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    for name in NUMBERS:
+        parser.add_argument(f"--{name}", type=int)
+    for name in SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
+    for name, values in CHOICES.items():
+        parser.add_argument(f"--{name}", choices=values)
+    for name in ("attention-dropout", "hidden-dropout", "moe-expert-capacity-factor"):
+        parser.add_argument(f"--{name}", type=float)
+    parser.add_argument("--recompute-modules", nargs="*", choices=MODULES)
+    parser.add_argument("--moe-layer-freq")
+    return parser
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "nemo", "nemo-fsdp"])
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [("llama3-8b", 128), ("mixtral-8x7b", 32), ("deepseek-v3", 128), ("gpt", 128)],
+)
+def test_megatron_accepts_the_arguments_of_every_layout(trainer, name, gpus):
+    gpt = Model(name="gpt", hidden=4096, heads=32, kv_heads=32, layers=30, ffn=16384)
+    model = replace(gpt, mlp="gelu", tied=True) if name == "gpt" else load(name)
+    job = replace(SMALL, model=model, gpus=gpus, global_batch=gpus, trainer=trainer)
+    job = replace(job, gpu="gb200" if name == "deepseek-v3" else "h100")
+    layouts = rank(job, {}, Constants()).layouts
+    assert layouts
+    parser = megatron_parser()
+    for row in layouts:
+        text = launch.launch("megatron", row.plan).replace(" \\\n", " ").replace("'", "")
+        read = parser.parse_args(text.split())
+        ranks = read.tensor_model_parallel_size * read.pipeline_model_parallel_size
+        assert gpus % (ranks * (read.context_parallel_size or 1)) == 0
+        assert read.num_layers == model.layers
+        assert read.swiglu is read.disable_bias_linear is (model.mlp == "swiglu")
+        assert bool(read.num_experts) is (model.experts is not None)
+        assert read.sequence_parallel is (row.plan.tp > 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "rules"),
+    [
+        ({"--sequence-parallel": "", "--tensor-model-parallel-size": "1"}, 1),
+        ({"--sequence-parallel": "", "--tensor-model-parallel-size": "2"}, 0),
+        ({"--overlap-param-gather": "", "--overlap-grad-reduce": ""}, 1),
+        ({"--recompute-modules": "layernorm", "--recompute-granularity": "full"}, 2),
+        ({"--fp8-recipe": "mxfp8", "--fp8-format": "e4m3", "--bf16": ""}, 1),
+        ({"--moe-enable-deepep": "", "--moe-token-dispatcher-type": "alltoall"}, 1),
+        ({"--multi-latent-attention": "", "--group-query-attention": ""}, 1),
+    ],
+)
+def test_options_that_exclude_or_need_each_other_are_found(change, rules):
+    assert len(launch.violations(change, launch.MEGATRON_RULES)) == rules
+
+
+def test_a_strategy_that_breaks_a_rule_is_not_printed():
+    plan = replace(SMALL, model=load("mixtral-8x7b"), ep=8, recompute="full")
+    plan = replace(plan, dispatch="deepep overlapped")
+    with pytest.raises(ConfigError, match="excludes --overlap-moe-expert-parallel-comm"):
+        launch.launch("megatron", plan)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_titan"])
+def test_torchtitan_gets_degrees_that_multiply_to_the_gpus(precision):
+    job = replace(SMALL, gpus=64, global_batch=256, trainer="fsdp2", precision=precision)
+    for row in rank(job, {}, Constants()).layouts:
+        words = launch.launch("torchtitan", row.plan).replace(" \\\n", " ").split()
+        values = dict(itertools.pairwise(words))
+        product = 1
+        for name in ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel"):
+            product *= int(values[f"--parallelism.{name}_degree"])
+        for name in ("context_parallel", "pipeline_parallel"):
+            product *= int(values[f"--parallelism.{name}_degree"])
+        assert product == 64
+        assert (values["--model.name"], values["--model.flavor"]) == ("llama3", "8B")
+        assert ("--model.converters" in values) is (precision != "bf16")
+        local = int(values["--training.local_batch_size"])
+        assert 256 % (local * row.plan.dp) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": load("llama2-7b")}, "no flavor of llama2-7b"),
+        ({"recompute": "8"}, "no recompute 8"),
+        ({"precision": "fp8_te"}, "no converter for precision fp8_te"),
+        ({"cp": 2, "sharding": "hsdp1"}, "cp 2 does not divide hsdp1"),
+    ],
+)
+def test_torchtitan_refuses_what_it_lacks(change, message):
+    with pytest.raises(ConfigError, match=message):
+        launch.launch(
+            "torchtitan", replace(SMALL, **{"trainer": "fsdp2", "sharding": "zero3", **change})
+        )
