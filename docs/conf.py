@@ -9,7 +9,7 @@ project_copyright = f"2026, {author}"
 extensions = ["myst_parser"]
 exclude_patterns = ["_build"]
 # The schemas keep their names, so that others can refer to them.
-html_extra_path = ["schemas"]
+html_extra_path = ["../fastcomm/schemas"]
 html_theme = "furo"
 html_title = f"fastcomm {release}"
 html_copy_source = False

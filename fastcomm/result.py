@@ -24,7 +24,7 @@ _SURROGATE = "\\ud"  # begins each surrogate that the encoder writes
 
 
 class Result(ABC):
-    """The result of an analysis; `docs/schemas` has the JSON Schema of each document."""
+    """The result of an analysis; `fastcomm/schemas` has the JSON Schema of each document."""
 
     __slots__ = ()
 

@@ -137,7 +137,7 @@ def test_the_python_page_lists_every_option():
 
 def test_the_glossary_has_every_parallelism_part_of_a_step_and_kind_of_finding():
     known = words(text_of("docs/glossary.md"))
-    schema = json.loads(text_of("docs/schemas/metrics.json"))
+    schema = json.loads(text_of("fastcomm/schemas/metrics.json"))
     kinds = schema["$defs"]["finding"]["properties"]["kind"]["enum"]
     assert {*TAGS, *kinds} - {"OTHER"} <= known
     assert {"exposed_mixed", "memcpy", "idle", "payload", "bus", "msg"} <= known
@@ -145,7 +145,7 @@ def test_the_glossary_has_every_parallelism_part_of_a_step_and_kind_of_finding()
 
 def test_every_name_in_the_glossary_is_a_key_a_column_an_option_or_in_the_code():
     pages_of_names = ("docs/cli.md", "docs/python.md", "docs/store.md")
-    files = (*(ROOT / "docs/schemas").glob("*.json"), *(ROOT / "fastcomm").rglob("*.py"))
+    files = (*(ROOT / "fastcomm/schemas").glob("*.json"), *(ROOT / "fastcomm").rglob("*.py"))
     names = "".join(text_of(path) for path in (*pages_of_names, *files))
     columns = re.findall(r"^\|[^|]*\|[^|]*\|([^|]*)\|$", text_of("docs/glossary.md"), re.M)
     listed = {name for column in columns for name in re.findall(r"`([^`]+)`", column)}
@@ -166,7 +166,7 @@ def test_the_metrics_pages_list_every_key():
             for inner in schema.values():
                 yield from keys(inner)
 
-    schema = json.loads(text_of("docs/schemas/metrics.json"))
+    schema = json.loads(text_of("fastcomm/schemas/metrics.json"))
     assert set(keys(schema)) - words(pages_of_metrics()) == set()
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from builders.places import ROOT
+from builders.places import SCHEMAS
 from jsonschema import Draft202012Validator
 
 from fastcomm.models import load
@@ -27,7 +27,7 @@ GOOD = "llama3-8b,h100,8,64,8192"
 
 
 def schema(name):
-    path = ROOT / "docs" / "schemas" / f"isp-{name}.json"
+    path = SCHEMAS / f"isp-{name}.json"
     return Draft202012Validator(json.loads(path.read_text("utf-8")))
 
 

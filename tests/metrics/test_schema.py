@@ -1,4 +1,4 @@
-"""Test `docs/schemas/metrics.json` against the output of `fastcomm metrics --json`."""
+"""Test `fastcomm/schemas/metrics.json` against the output of `fastcomm metrics --json`."""
 
 import copy
 import json
