@@ -66,11 +66,17 @@ def page(
 def _facts(comparison: Comparison) -> tuple[Fact, ...]:
     step, why = comparison.step, "a run has no step times"
     return (
-        pages.fact("iteration.mean_ns", step.before, pages.ns, label="step before", why=why),
-        pages.fact("iteration.mean_ns", step.after, pages.ns, label="step after", why=why),
-        pages.fact("compare.effect", step.difference, pages.change_ns, label="change", why=why),
+        pages.fact("compare.step.before", step.before, pages.ns, label="step before", why=why),
+        pages.fact("compare.step.after", step.after, pages.ns, label="step after", why=why),
         pages.fact(
-            "compare.effect", step.relative, pages.signed_percent, label="of before", why=why
+            "compare.step.difference", step.difference, pages.change_ns, label="change", why=why
+        ),
+        pages.fact(
+            "compare.step.relative",
+            step.relative,
+            pages.signed_percent,
+            label="of before",
+            why=why,
         ),
     )
 
@@ -80,9 +86,9 @@ def _causes(causes: Sequence[CauseChange]) -> Section:
     first = causes[0]
     heads: list[pages.Head] = [
         "cause",
-        ("before", "compare.cost", pages.ns, "not found before"),
-        ("after", "compare.cost", pages.ns, "not found after"),
-        ("effect", "compare.effect", pages.change_ns),
+        ("before", "compare.causes.before_ns", pages.ns, "not found before"),
+        ("after", "compare.causes.after_ns", pages.ns, "not found after"),
+        ("effect", "compare.causes.effect_ns", pages.change_ns),
         "confidence",
     ]
     rows = [
@@ -116,7 +122,7 @@ def _parts(comparison: Comparison) -> Section:
         "The change of the step, part by part",
         "Bars that begin where the one above ends; the last is the whole change.",
         _waterfall(names, parts),
-        "compare.effect",
+        "compare.parts.effect_ns",
         table=pages.shown(table),
     )
     return Section(
@@ -124,7 +130,7 @@ def _parts(comparison: Comparison) -> Section:
         title=title,
         lead=(
             f"{first} changes the most: {pages.change_ns(parts[0].effect_ns)} of ",
-            pages.fact("compare.effect", total, pages.change_ns),
+            pages.fact("compare.step.difference", total, pages.change_ns),
             ". The parts add up to the change of the step.",
         ),
         blocks=(drawn,),
@@ -217,7 +223,7 @@ def _kernels(comparison: Comparison) -> Section:
         title="Change of the mean step of a rank",
         alt="Bars to the left for less time, to the right for more; tables have the numbers.",
         views=tuple(views),
-        terms=("compare.effect",),
+        terms=("compare.kernels.name.effect_ns",),
         choice="By",
     )
     lead = "Each change is that of the mean step of a rank."

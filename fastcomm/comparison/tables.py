@@ -29,12 +29,19 @@ _REASONS = {
     "events": "events",
 }
 _ABSENT = "absent from this run"
-_KEY = "compare.value"
 _VALUES = (
     TableColumn("metric", "name"),
-    TableColumn("before", lambda row: _in_unit(row.name, row.before), "number", _KEY, drop=1),
-    TableColumn("after", lambda row: _in_unit(row.name, row.after), "number", _KEY, drop=2),
-    TableColumn("change", "relative", "change", "compare.effect"),
+    TableColumn(
+        *("before", lambda row: _in_unit(row.name, row.before), "number"),
+        "compare.values.before",
+        drop=1,
+    ),
+    TableColumn(
+        *("after", lambda row: _in_unit(row.name, row.after), "number"),
+        "compare.values.after",
+        drop=2,
+    ),
+    TableColumn("change", "relative", "change", "compare.values.relative"),
 )
 _MOST_VALUES = 12
 _MOST_CAUSES = 3
@@ -52,9 +59,9 @@ def parts(comparison: Comparison) -> ResultTable:
         caption="Parts of the step, the largest effect first",
         columns=(
             TableColumn("part of the step", lambda part: part_name(part.name)),
-            TableColumn("before", "before_ns", "ns", "compare.part"),
-            TableColumn("after", "after_ns", "ns", "compare.part"),
-            TableColumn("effect", "effect_ns", "change_ns", "compare.effect"),
+            TableColumn("before", "before_ns", "ns", "compare.parts.before_ns"),
+            TableColumn("after", "after_ns", "ns", "compare.parts.after_ns"),
+            TableColumn("effect", "effect_ns", "change_ns", "compare.parts.effect_ns"),
             TableColumn("what else changed", _reasons, is_sentence=True),
         ),
         rows=[part for part in comparison.parts if part.before_ns or part.after_ns],
@@ -90,10 +97,12 @@ def _calls(change: KernelChange) -> TableCell:
 
 _KERNELS = (
     TableColumn("category", "category", drop=1),
-    TableColumn("before", "before_ns", "ns", "compare.kernel", why=_ABSENT, drop=2),
-    TableColumn("after", "after_ns", "ns", "compare.kernel", why=_ABSENT),
-    TableColumn("effect", "effect_ns", "change_ns", "compare.effect"),
-    TableColumn("calls", _calls, "number", "compare.calls"),
+    TableColumn(
+        *("before", "before_ns", "ns", "compare.kernels.name.before_ns"), why=_ABSENT, drop=2
+    ),
+    TableColumn("after", "after_ns", "ns", "compare.kernels.name.after_ns", why=_ABSENT),
+    TableColumn("effect", "effect_ns", "change_ns", "compare.kernels.name.effect_ns"),
+    TableColumn("calls", _calls, "number", "compare.kernels.name.after_count"),
 )
 
 

@@ -72,14 +72,14 @@ def _lead(path: CriticalPath) -> pages.Sentence:
     scope = "through all ranks" if path.is_joined else f"of rank {path.about.rank}"
     lead: pages.Sentence = (
         f"The critical path {scope} takes ",
-        pages.fact("path.length_ns", path.length_ns, pages.ns),
+        pages.fact("critical-path.path.length_ns", path.length_ns, pages.ns),
         f'. Its largest part is "{label(most, path)}" with ',
-        pages.fact("path.share", sums.get(most, 0) / total, pages.percent),
+        pages.fact("critical-path.summary", sums.get(most, 0) / total, pages.percent),
         ".",
     )
     if not path.is_joined:
         return lead
-    crossings = pages.fact("path.crossings", path.crossings, pages.whole)
+    crossings = pages.fact("critical-path.crossings", path.crossings, pages.whole)
     return (*lead, " It goes from rank to rank ", crossings, " times.")
 
 
@@ -105,7 +105,7 @@ def _strip(path: CriticalPath) -> Figure:
         title="The path from the first event of the step to the last",
         alt=f"Strip of the step by kind of work: {spoken}.",
         views=tuple(views),
-        terms=("path.time_ns", "path.length_ns"),
+        terms=("critical-path.summary_ns", "critical-path.path.length_ns"),
         choice="Lanes by",
         note="Communication has the color of its parallelism. Pieces closer than "
         f"1/{_PIXELS} of the step are drawn as one.",
@@ -204,15 +204,19 @@ def page(path: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) 
     sums = path.summary_ns()
     most = max(sums, key=lambda name: sums[name], default="")
     total = sum(sums.values()) or 1
-    share = pages.fact("path.share", sums.get(most, 0) / total, pages.percent)
+    share = pages.fact("critical-path.summary", sums.get(most, 0) / total, pages.percent)
     covered = path.length_ns / path.wall_ns if path.wall_ns else 1.0
     facts = [
-        pages.fact("path.length_ns", path.length_ns, pages.ns, label="critical path"),
-        pages.fact("path.coverage", covered, pages.percent, label="covered"),
-        pages.fact("path.edges", len(path.valid_path.edges), pages.whole, label="edges"),
+        pages.fact(
+            "critical-path.path.length_ns", path.length_ns, pages.ns, label="critical path"
+        ),
+        pages.fact("critical-path.path.coverage", covered, pages.percent, label="covered"),
+        pages.fact("pages.path_edges", len(path.valid_path.edges), pages.whole, label="edges"),
     ]
     if path.is_joined:
-        crossings = pages.fact("path.crossings", path.crossings, pages.whole, label="crossings")
+        crossings = pages.fact(
+            "critical-path.crossings", path.crossings, pages.whole, label="crossings"
+        )
         facts.append(crossings)
     return Page(
         title="Critical path",
@@ -247,9 +251,11 @@ def _findings(path: CriticalPath, run: str) -> tuple[PageFinding, ...]:
         parts.append((title, gaps, f"{what_if} --remove gaps", "the step without them"))
     return tuple(
         PageFinding(
-            title=(title, pages.fact("path.time_ns", ns, pages.ns)),
+            title=(title, pages.fact("critical-path.summary_ns", ns, pages.ns)),
             evidence=(
-                pages.fact("path.share", ns / total, pages.percent, label="of the path"),
+                pages.fact(
+                    "critical-path.summary", ns / total, pages.percent, label="of the path"
+                ),
             ),
             command=command,
             then=then,
@@ -261,7 +267,7 @@ def _findings(path: CriticalPath, run: str) -> tuple[PageFinding, ...]:
 
 def what_if(result: WhatIf, paths: Sequence[str]) -> Page:
     """Return the page of a what-if analysis: the step before and after edits, and sweeps."""
-    change = pages.fact("whatif.speedup", result.speedup, pages.times, label="as fast")
+    change = pages.fact("what-if.speedup", result.speedup, pages.times, label="as fast")
     edits = ", ".join(map(str, result.edits))
     sections = [_before_after(result, edits)] if edits else []
     if result.sweeps:
@@ -275,7 +281,12 @@ def what_if(result: WhatIf, paths: Sequence[str]) -> Page:
         headline=_headline(result, edits),
         facts=(
             *([change] if edits else []),
-            pages.fact("whatif.error", result.replay_error_ns, pages.ns, label="replay error"),
+            pages.fact(
+                "what-if.interval.replay_error_ns",
+                result.replay_error_ns,
+                pages.ns,
+                label="replay error",
+            ),
         ),
         sections=tuple(sections),
         warnings=result.before.about.notes,
@@ -284,10 +295,10 @@ def what_if(result: WhatIf, paths: Sequence[str]) -> Page:
 
 def _headline(result: WhatIf, edits: str) -> pages.Sentence:
     """Return the step time before and after `edits`, a text that is empty without edits."""
-    before = pages.fact("path.length_ns", result.before_ns, pages.ns)
+    before = pages.fact("what-if.before_ns", result.before_ns, pages.ns)
     if not edits:
         return ("The step takes ", before, " without edits.")
-    after = pages.fact("whatif.span_ns", result.after_ns, pages.ns)
+    after = pages.fact("what-if.after_ns", result.after_ns, pages.ns)
     return ("With ", edits, ", the step takes ", after, " instead of ", before, ".")
 
 
@@ -338,7 +349,7 @@ def _sweep(place: int, sweep: EditSweep, before_ns: int) -> Figure:
         table.caption,
         f"Line from {ends}.",
         _line(sweep, before_ns),
-        "whatif.span_ns",
+        "what-if.sweeps.span_ns",
         table=pages.shown(table),
     )
 

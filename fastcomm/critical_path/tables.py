@@ -38,12 +38,14 @@ _HOST_LABELS = {
 }
 _RANKS = (
     TableColumn("rank", lambda row: TableCell(value=row["rank"], text=f"rank {row['rank']}")),
-    TableColumn("on the path", "on_path_ns", "ns", "path.on_path_ns"),
+    TableColumn("on the path", "on_path_ns", "ns", "critical-path.ranks.on_path_ns"),
     TableColumn("slack", "arrival_slack_ns", "ns", drop=1, only="terminal"),
-    TableColumn("waits", "wait_ns", "ns", "path.wait_ns"),
-    TableColumn("transfers", "transfer_ns", "ns", "path.transfer_ns", drop=2),
-    TableColumn("arrived last", "arrived_last", "count", "path.arrived_last"),
-    TableColumn("wait caused", "wait_caused_ns", "ns", "path.wait_caused_ns", only="page"),
+    TableColumn("waits", "wait_ns", "ns", "critical-path.ranks.wait_ns"),
+    TableColumn("transfers", "transfer_ns", "ns", "critical-path.ranks.transfer_ns", drop=2),
+    TableColumn("arrived last", "arrived_last", "count", "critical-path.ranks.arrived_last"),
+    TableColumn(
+        "wait caused", "wait_caused_ns", "ns", "critical-path.ranks.wait_caused_ns", only="page"
+    ),
     TableColumn("wait caused, with messages", "wait_caused_ns", "ns", only="terminal"),
 )
 _LONGEST_GROUP = 64  # of a description in a sentence
@@ -85,9 +87,9 @@ def classes(path: CriticalPath, *, by_tag: bool) -> ResultTable:
         heading="time on the path",
         columns=(
             TableColumn("on the path", 0),
-            TableColumn("share", _share, "share", "path.share"),
+            TableColumn("share", _share, "share", "critical-path.summary"),
             TableColumn("", 1, "bar", only="terminal"),
-            TableColumn("time", 2, "ns", "path.time_ns"),
+            TableColumn("time", 2, "ns", "critical-path.summary_ns"),
         ),
         rows=rows,
     )
@@ -110,7 +112,7 @@ def tags(path: CriticalPath) -> ResultTable:
         caption="Communication on the path",
         columns=(
             TableColumn("communication on the path", 0),
-            TableColumn("time", 1, "ns", "path.time_ns"),
+            TableColumn("time", 1, "ns", "critical-path.summary_ns"),
         ),
         rows=_tags(path),
     )
@@ -125,8 +127,8 @@ def names(path: CriticalPath, most: int) -> ResultTable:
         columns=(
             TableColumn("own time on the path", "name"),
             TableColumn("kind", lambda row: kind_of(row["kind"], path), drop=2),
-            TableColumn("edges", "edges", "count", "path.edges", drop=1),
-            TableColumn("time", "self_ns", "ns", "path.self_ns"),
+            TableColumn("edges", "edges", "count", "critical-path.top_operators.edges", drop=1),
+            TableColumn("time", "self_ns", "ns", "critical-path.top_operators.self_ns"),
         ),
         rows=rows,
     )
@@ -152,9 +154,9 @@ def changes(what_if: WhatIf) -> ResultTable:
         heading="time on the path",
         columns=(
             TableColumn("on the path", 0),
-            TableColumn("before", 1, "ns", "path.time_ns"),
-            TableColumn("after", 2, "ns", "path.time_ns"),
-            TableColumn("change", 3, "ns", "path.time_ns", only="page"),
+            TableColumn("before", 1, "ns", "what-if.summary_ns"),
+            TableColumn("after", 2, "ns", "what-if.summary_ns"),
+            TableColumn("change", 3, "ns", "what-if.summary_ns", only="page"),
         ),
         rows=[
             (label(name, what_if.before), old, new, new - old)
@@ -172,13 +174,15 @@ def candidates_table(edits: Sequence[Candidate], before_ns: int) -> ResultTable:
         heading="edit, each alone",
         columns=(
             TableColumn("edit", lambda one: one.edit.text),
-            TableColumn("saves", "saved_ns", "ns", "path.time_ns"),
+            TableColumn("saves", "saved_ns", "ns", "what-if.candidates.saved_ns"),
             TableColumn(
                 "of the step", lambda one: one.saved_ns / before_ns, "share", only="terminal"
             ),
-            TableColumn("step", "after_ns", "ns", "whatif.span_ns", digits=_STEP_DIGITS),
             TableColumn(
-                *("of today", lambda one: one.after_ns / before_ns, "share", "whatif.share"),
+                *("step", "after_ns", "ns", "what-if.candidates.after_ns"), digits=_STEP_DIGITS
+            ),
+            TableColumn(
+                *("of today", lambda one: one.after_ns / before_ns, "share", "pages.of_today"),
                 only="page",
             ),
         ),
@@ -199,8 +203,8 @@ def sweep_table(name: str, values: EditSweep, before_ns: int) -> ResultTable:
         heading=values.name,
         columns=(
             TableColumn("value", 0),
-            TableColumn("step", 1, "ns", "whatif.span_ns", digits=_STEP_DIGITS),
-            TableColumn("of today", 2, "share", "whatif.share"),
+            TableColumn("step", 1, "ns", "what-if.sweeps.span_ns", digits=_STEP_DIGITS),
+            TableColumn("of today", 2, "share", "pages.of_today"),
             TableColumn("", lambda row: row[1] / longest, "bar", only="terminal"),
         ),
         rows=[

@@ -34,10 +34,10 @@ def _facts(kernels: Kernels) -> tuple[Fact, ...]:
     flops, step, no_steps = kernels.flops, kernels.step_ns, "the traces have no steps"
     whys = {name: flops.unknown.get(name) or "not counted" for name in ("mfu", "hfu")}
     return (
-        pages.fact("iteration.mean_ns", step, pages.ns, label="per step", why=no_steps),
-        pages.fact("ranks", len(kernels.read.ranks), pages.whole, label="ranks"),
-        pages.fact("flops.mfu", flops.mfu, pages.percent, label="MFU", why=whys["mfu"]),
-        pages.fact("flops.hfu", flops.hfu, pages.percent, label="HFU", why=whys["hfu"]),
+        pages.fact("kernels.step_ns", step, pages.ns, label="per step", why=no_steps),
+        pages.fact("kernels.ranks", len(kernels.read.ranks), pages.whole, label="ranks"),
+        pages.fact("kernels.flops.mfu", flops.mfu, pages.percent, label="MFU", why=whys["mfu"]),
+        pages.fact("kernels.flops.hfu", flops.hfu, pages.percent, label="HFU", why=whys["hfu"]),
     )
 
 
@@ -60,7 +60,7 @@ def _rows(kernels: Kernels) -> Section:
             FigureView(label="Category", chart=by_category),
             FigureView(label=kernels.by.capitalize(), chart=by_row),
         ),
-        terms=("kernels.share", "kernels.total"),
+        terms=("kernels.rows.share", "kernels.rows.total_ns"),
         choice="By",
         table=pages.shown(table.without_unknown()),
         note=f"The table leaves out {pages.many(more, 'shorter row')}." if more > 0 else "",
@@ -71,7 +71,7 @@ def _rows(kernels: Kernels) -> Section:
         title=title,
         lead=(
             f"{shortened(first['name'])} takes the most: ",
-            pages.fact("kernels.total", first["total_ns"], pages.ns),
+            pages.fact("kernels.rows.total_ns", first["total_ns"], pages.ns),
             " in all.",
         ),
         blocks=(drawn,),
@@ -116,7 +116,7 @@ def _ranks(kernels: Kernels) -> Section:
         "Time of each rank, divided by the median of all",
         f"Heat map of {len(grid)} ranks and {len(names)} categories.",
         chart,
-        "kernels.by_rank",
+        "pages.rank_of_median",
         chart_note=f"A cell shows the slowest of {share} ranks." if share > 1 else "",
     )
     return Section(
@@ -124,7 +124,7 @@ def _ranks(kernels: Kernels) -> Section:
         title=title,
         lead=(
             f"The largest difference is that of rank {ranks[row]} in {names[place]}: ",
-            pages.fact("kernels.by_rank", float(grid[row, place]), pages.times),
+            pages.fact("pages.rank_of_median", float(grid[row, place]), pages.times),
             " the median.",
         ),
         blocks=(drawn,),

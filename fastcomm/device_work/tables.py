@@ -25,15 +25,21 @@ _LONGEST = 60  # letters of the shapes of an operator
 _NOUNS = {"name": "kernel"}
 _WHY = "unknown for this row"
 _OF_FLOPS = (
-    TableColumn("TFLOP/s", "tflops_per_s", "number", "kernels.flops", why=_WHY),
-    TableColumn("of peak", "peak_share", "share", "kernels.peak", why=_WHY),
-    TableColumn("of memory", "memory_share", "share", "kernels.memory", why=_WHY),
+    TableColumn("TFLOP/s", "tflops_per_s", "number", "kernels.rows.tflops_per_s", why=_WHY),
+    TableColumn("of peak", "peak_share", "share", "kernels.rows.peak_share", why=_WHY),
+    TableColumn("of memory", "memory_share", "share", "kernels.rows.memory_share", why=_WHY),
     TableColumn("near", "bound", only="terminal"),
 )
 _OF_QUEUES = (
-    TableColumn("queued", "queue_mean", "decimal", "kernels.queue", why=_WHY),
+    TableColumn("queued", "queue_mean", "decimal", "kernels.rows.queue_mean", why=_WHY),
     TableColumn("most", "queue_max", "count", only="terminal"),
-    TableColumn("launch delay", "launch_delay_mean_ns", "ns", "kernels.delay", why=_WHY),
+    TableColumn(
+        "launch delay",
+        "launch_delay_mean_ns",
+        "ns",
+        "kernels.rows.launch_delay_mean_ns",
+        why=_WHY,
+    ),
 )
 
 
@@ -95,15 +101,15 @@ def _slowest(row: dict[str, Any]) -> TableCell | None:
 
 _COLUMNS = (
     TableColumn("category", "category", drop=4),
-    TableColumn("of step", "share", "share", "kernels.share", why=_WHY),
-    TableColumn("total", "total_ns", "ns", "kernels.total", why=_WHY),
+    TableColumn("of step", "share", "share", "kernels.rows.share", why=_WHY),
+    TableColumn("total", "total_ns", "ns", "kernels.rows.total_ns", why=_WHY),
     TableColumn("per step", "per_step_ns", "ns", drop=3, only="terminal"),
-    TableColumn("count", "count", "count", "kernels.count", why=_WHY),
-    TableColumn("mean", "mean_ns", "ns", "kernels.mean", why=_WHY, drop=6),
-    TableColumn("median", "median_ns", "ns", "kernels.median", why=_WHY, drop=1),
-    TableColumn("p95", "p95_ns", "ns", "kernels.p95", why=_WHY, drop=5),
-    TableColumn("longest", "max_ns", "ns", "kernels.max", why=_WHY, drop=2),
-    TableColumn("slowest rank", _slowest, "factor", "kernels.slowdown", why=_WHY),
+    TableColumn("count", "count", "count", "kernels.rows.count", why=_WHY),
+    TableColumn("mean", "mean_ns", "ns", "kernels.rows.mean_ns", why=_WHY, drop=6),
+    TableColumn("median", "median_ns", "ns", "kernels.rows.median_ns", why=_WHY, drop=1),
+    TableColumn("p95", "p95_ns", "ns", "kernels.rows.p95_ns", why=_WHY, drop=5),
+    TableColumn("longest", "max_ns", "ns", "kernels.rows.max_ns", why=_WHY, drop=2),
+    TableColumn("slowest rank", _slowest, "factor", "kernels.rows.slowdown", why=_WHY),
 )
 
 

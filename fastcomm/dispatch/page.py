@@ -65,9 +65,16 @@ def _headline(ranked: list[StrategyResult]) -> pages.Sentence:
     best = ranked[0]
     return (
         f"{best.name} is the fastest: ",
-        pages.fact("dispatch.total_s", best.total_s * NS, pages.ns),
+        pages.fact(
+            "dispatch-simulate.strategies.total_latency_ns", best.total_s * NS, pages.ns
+        ),
         ", ",
-        pages.fact("dispatch.times_optimal", best.times_optimal, pages.times, why=NO_TIME),
+        pages.fact(
+            "dispatch-simulate.strategies.times_optimal",
+            best.times_optimal,
+            pages.times,
+            why=NO_TIME,
+        ),
         " the best possible time.",
     )
 
@@ -77,8 +84,12 @@ def _facts(result: Simulation, ranked: list[StrategyResult]) -> tuple[pages.Fact
     optimal = ranked[0].optimal_s * NS if ranked else None
     inter = float(result.terms.links.inter)
     return (
-        pages.fact("dispatch.optimal_s", optimal, pages.ns, label="best possible"),
-        pages.fact("link_bandwidth", inter, pages.rate, label="NIC of a GPU"),
+        pages.fact(
+            "dispatch-simulate.strategies.optimal_ns", optimal, pages.ns, label="best possible"
+        ),
+        pages.fact(
+            "dispatch-simulate.terms.inter_bytes_per_s", inter, pages.rate, label="NIC of a GPU"
+        ),
     )
 
 
@@ -103,7 +114,11 @@ def _times(ranked: list[StrategyResult]) -> Section:
         "Dispatch of all layers",
         "Bars of the schedules, with their bounds as marks; the table has all numbers.",
         bars,
-        *("dispatch.total_s", "dispatch.optimal_s", "dispatch.times_bound"),
+        *(
+            "dispatch-simulate.strategies.total_latency_ns",
+            "dispatch-simulate.strategies.optimal_ns",
+            "dispatch-simulate.strategies.times_lower_bound",
+        ),
     )
     return Section(
         name="times",
@@ -136,10 +151,10 @@ def _loads(ranked: list[StrategyResult]) -> Section:
         alt="Heat map of GPUs and kinds of links; the table has "
         "the largest load over the mean.",
         views=tuple(_load(strategy) for strategy in ranked),
-        terms=("dispatch.load",),
+        terms=("dispatch-simulate.strategies.gpu_load_tokens",),
         choice="Schedule",
     )
-    by_link = ((link, "dispatch.most_by_mean", pages.times, NO_TIME) for link in LOAD_NAMES)
+    by_link = ((link, "pages.most_by_mean", pages.times, NO_TIME) for link in LOAD_NAMES)
     most = table(
         "loads-table",
         "Load of the most loaded GPU over the mean",
@@ -183,9 +198,9 @@ def placement(result: PlacementResult) -> Page:
         title="What does the placement change?",
         lead=(
             "The most loaded GPU has ",
-            pages.fact("dispatch.imbalance", after, pages.times),
+            pages.fact("dispatch-place.imbalance", after, pages.times),
             " the mean load; before it had ",
-            pages.fact("dispatch.imbalance", before, pages.times),
+            pages.fact("dispatch-place.imbalance", before, pages.times),
             ".",
         ),
         blocks=(pages.shown(tables.placing(result)),),
@@ -212,7 +227,7 @@ def sweep(grid: DispatchSweep) -> Page:
         "Dispatch at each point of the grid",
         f"Bars of the schedules for {len(shown)} workloads; the table has all numbers.",
         _sweep_bars(grid, shown),
-        "dispatch.total_s",
+        "dispatch-sweep.rows.latency_ns",
         chart_note=f"{rest} more workloads are in the table." if rest else "",
         table=_points(grid, labels),
     )
@@ -273,8 +288,8 @@ def _points(grid: DispatchSweep, labels: list[str]) -> PageTable:
         "All points",
         [
             *("workload", "schedule"),
-            ("dispatch", "dispatch.total_s", pages.ns),
-            ("of the best", "dispatch.times_optimal", pages.times, NO_TIME),
+            ("dispatch", "dispatch-sweep.rows.latency_ns", pages.ns),
+            ("of the best", "dispatch-simulate.strategies.times_optimal", pages.times, NO_TIME),
         ],
         [
             (label, name, strategy.total_s * NS, strategy.times_optimal)

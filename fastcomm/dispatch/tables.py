@@ -20,9 +20,9 @@ _NO_COMBINE = "the original simulator has no combine"
 NO_TIME = "the bound is 0"
 _PLACING = (
     TableColumn("schedule", 0),
-    TableColumn("before", 1, "ns", "dispatch.total_s"),
-    TableColumn("after", 2, "ns", "dispatch.after_s"),
-    TableColumn("speed-up", 3, "multiple", "dispatch.speedup"),
+    TableColumn("before", 1, "ns", "dispatch-place.before.strategies.total_latency_ns"),
+    TableColumn("after", 2, "ns", "dispatch-place.after.strategies.total_latency_ns"),
+    TableColumn("speed-up", 3, "multiple", "pages.dispatch_speedup"),
     TableColumn("bytes between nodes", 4, "bytes", drop=2, only="terminal"),
     TableColumn("bytes after", 5, "bytes", drop=1, only="terminal"),
 )
@@ -50,20 +50,47 @@ def _bottleneck(schedule: StrategyResult) -> str:
 
 _SCHEDULES = (
     TableColumn("schedule", "name"),
-    TableColumn("dispatch", lambda one: in_ns(one.total_s), "ns", "dispatch.total_s"),
     TableColumn(
-        *("combine", lambda one: in_ns(one.combine_s), "ns", "dispatch.combine_s"),
+        "dispatch",
+        lambda one: in_ns(one.total_s),
+        "ns",
+        "dispatch-simulate.strategies.total_latency_ns",
+    ),
+    TableColumn(
+        *(
+            "combine",
+            lambda one: in_ns(one.combine_s),
+            "ns",
+            "dispatch-simulate.strategies.combine_latency_ns",
+        ),
         why=_NO_COMBINE,
     ),
     TableColumn(
-        *("of the best", "times_optimal", "multiple", "dispatch.times_optimal"), why=NO_TIME
+        *(
+            "of the best",
+            "times_optimal",
+            "multiple",
+            "dispatch-simulate.strategies.times_optimal",
+        ),
+        why=NO_TIME,
     ),
     TableColumn(
-        *("of its class", "times_bound", "multiple", "dispatch.times_bound"),
+        *(
+            "of its class",
+            "times_bound",
+            "multiple",
+            "dispatch-simulate.strategies.times_lower_bound",
+        ),
         why=NO_TIME,
         drop=1,
     ),
-    TableColumn("between nodes", "inter_bytes", "bytes", "dispatch.inter_bytes", drop=2),
+    TableColumn(
+        "between nodes",
+        "inter_bytes",
+        "bytes",
+        "dispatch-simulate.strategies.inter_node_bytes",
+        drop=2,
+    ),
     TableColumn("bottleneck", _bottleneck, only="terminal", is_sentence=True),
 )
 

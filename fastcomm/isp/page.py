@@ -16,14 +16,15 @@ from fastcomm.units import GIB, format_gib
 _NS = 1e9
 _POINTS = 1200
 _RANKED = 100
+_SPEED, _MEMORY = "isp.best.tokens_per_s_per_gpu", "isp.best.total_mm_cost_bytes"
 _NUMBERS = (
-    ("GPUs", "isp.gpus", "world_size"),
-    ("pipeline", "isp.pp", "pp"),
-    ("sequence", "isp.sp", "sp"),
-    ("weights", "isp.wp", "p_para"),
-    ("gradients", "isp.gp", "p_grads"),
-    ("optimizer", "isp.zp", "p_os"),
-    ("micro-batches", "isp.micro", "micro_num"),
+    ("GPUs", "world_size"),
+    ("pipeline", "pp"),
+    ("sequence", "sp"),
+    ("weights", "p_para"),
+    ("gradients", "p_grads"),
+    ("optimizer", "p_os"),
+    ("micro-batches", "micro_num"),
 )
 
 
@@ -45,7 +46,7 @@ def _search(result: SearchResult) -> Page:
         tgs, memory, latency = best["tgs"], best["total_mm_cost"], best["total_latency"] * _NS
         headline = (
             f"{best['algo_type'].upper()} trains {question.model.name} the fastest: ",
-            pages.fact("isp.tgs", tgs, pages.whole),
+            pages.fact(_SPEED, tgs, pages.whole),
             " tokens/s/GPU.",
         )
     if result.sensitivity:
@@ -56,9 +57,9 @@ def _search(result: SearchResult) -> Page:
         f"{pages.whole(question.seq_len)} tokens/sequence",
         headline=headline,
         facts=(
-            pages.fact("isp.tgs", tgs, pages.whole, label="tokens/s/GPU", why=why),
-            pages.fact("isp.latency", latency, pages.ns, label="step", why=why),
-            pages.fact("isp.memory", memory, format_gib, label="memory", why=why),
+            pages.fact(_SPEED, tgs, pages.whole, label="tokens/s/GPU", why=why),
+            pages.fact("isp.best.total_latency_ns", latency, pages.ns, label="step", why=why),
+            pages.fact(_MEMORY, memory, format_gib, label="memory", why=why),
             pages.fact("isp.candidates", result.candidates, pages.whole, label="candidates"),
             pages.fact("isp.feasible", result.feasible, pages.whole, label="feasible"),
         ),
@@ -77,8 +78,8 @@ def _front(result: SearchResult) -> Section:
         "Speed and memory of the feasible strategies",
         f"Scatter plot of strategies; a line connects the {len(front)} of the Pareto front.",
         _scatter(result, front),
-        "isp.tgs",
-        "isp.memory",
+        _SPEED,
+        _MEMORY,
         note=sampled if count > _POINTS else "",
         table=_strategies("front-table", "Pareto front", front),
     )
@@ -91,19 +92,22 @@ def _front(result: SearchResult) -> Section:
     )
 
 
-def front_lead(most: float, least: float, tgs: float) -> pages.Sentence:
+def front_lead(
+    most: float, least: float, tgs: float, keys: tuple[str, str] = (_MEMORY, _SPEED)
+) -> pages.Sentence:
     """Return the sentence on the ends of the front.
 
     `most` and `least` are bytes that the fastest strategy and the smallest one need, `tgs` is
-    the speed of the smallest in tokens/s/GPU.
+    the speed of the smallest in tokens/s/GPU; `keys` are those of memory and speed.
     """
+    memory, speed = keys
     return (
         "The fastest strategy needs ",
-        pages.fact("isp.memory", most, format_gib),
+        pages.fact(memory, most, format_gib),
         "; with ",
-        pages.fact("isp.memory", least, format_gib),
+        pages.fact(memory, least, format_gib),
         " the fastest reaches ",
-        pages.fact("isp.tgs", tgs, pages.whole),
+        pages.fact(speed, tgs, pages.whole),
         " tokens/s/GPU.",
     )
 
@@ -169,7 +173,7 @@ def _ranking(result: SearchResult) -> Section:
                 "The best of each algorithm",
                 "Bars of the best strategy of each algorithm.",
                 row_bars(names, tgs, pages.whole, "tokens/s/GPU"),
-                "isp.tgs",
+                _SPEED,
             ),
             _strategies("ranking-table", "The fastest", result.best(_RANKED)),
         ),
@@ -181,19 +185,19 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable
 
     `name` is the table's id on the page. Sizes that no record has are left out.
     """
-    sizes = [size for size in _NUMBERS if any(size[2] in record for record in records)]
+    sizes = [size for size in _NUMBERS if any(size[1] in record for record in records)]
     heads: list[pages.Head] = [
         "strategy",
-        ("tokens/s/GPU", "isp.tgs", pages.whole),
-        ("step", "isp.latency", pages.ns),
-        ("memory", "isp.memory", format_gib),
-        *((label, key, pages.whole) for label, key, _ in sizes),
+        ("tokens/s/GPU", _SPEED, pages.whole),
+        ("step", "isp.best.total_latency_ns", pages.ns),
+        ("memory", _MEMORY, format_gib),
+        *((label, f"isp.best.{field}", pages.whole) for label, field in sizes),
     ]
     rows = [
         (
             PageCell(text=f"{place + 1}. {record['algo_type'].upper()}", sort=place),
             *(record["tgs"], record["total_latency"] * _NS, record["total_mm_cost"]),
-            *(record.get(field) for _, _, field in sizes),
+            *(record.get(field) for _, field in sizes),
         )
         for place, record in enumerate(records)
     ]
@@ -224,8 +228,8 @@ def _changes(changes: Sequence[HardwareChange]) -> Section:
     why = "no strategy fits"
     heads: list[pages.Head] = [
         "change",
-        ("tokens/s/GPU", "isp.changed", pages.whole, why),
-        ("gain", "isp.changed", pages.signed_percent, why),
+        ("tokens/s/GPU", "isp.sensitivity.best.tokens_per_s_per_gpu", pages.whole, why),
+        ("gain", "isp.sensitivity.gain", pages.signed_percent, why),
     ]
     rows = [
         (change.name, change.best["tgs"] if change.best else None, change.gain)
@@ -276,7 +280,7 @@ def _grid(sweep: SearchSweep) -> Figure:
         "Tokens/s/GPU of the best strategy",
         f"Heat map of {len(lengths)} sequence lengths and {len(worlds)} world sizes.",
         shown,
-        "isp.tgs",
+        _SPEED,
     )
 
 
@@ -284,10 +288,10 @@ def _cells(sweep: SearchSweep) -> PageTable:
     """Return the table of the best strategy of each sequence length and number of GPUs."""
     heads: list[pages.Head] = [
         "sequence",
-        ("GPUs", "isp.gpus", pages.whole),
-        ("tokens/s/GPU", "isp.tgs", pages.whole),
-        ("scaling", "isp.scaling", pages.percent),
-        ("feasible", "isp.feasible", pages.whole),
+        ("GPUs", "isp.cells.world_size", pages.whole),
+        ("tokens/s/GPU", _SPEED, pages.whole),
+        ("scaling", "isp.cells.scaling", pages.percent),
+        ("feasible", "isp.cells.feasible", pages.whole),
     ]
     rows = [
         (

@@ -44,12 +44,7 @@ _MOST_RANKS = 24
 _LEVEL = 0.005  # of the median compute: smaller differences are ignored
 _ALL = 64  # maximum number of ranks to list all
 _PERCENTS = 100
-_KEYS = {
-    "time": "iteration.rank_ns",
-    "compute": "exact.compute",
-    "exposed": "exact.exposed",
-    "idle": "exact.idle",
-}
+_KEYS = {"time": "metrics.iteration.by_rank.mean_ns", "exposed": "pages.exposed"}
 # Value shown if a cell has several ranks: the rank that computes the most waits the least.
 _OUTLIER = {"time": "largest", "compute": "largest", "exposed": "smallest", "idle": "smallest"}
 
@@ -104,15 +99,15 @@ def _lead(metrics: Metrics) -> pages.Sentence:
     parts = metrics.breakdown.parts or {}
     return (
         "Of a step of ",
-        pages.fact("iteration.mean_ns", metrics.iteration.mean_ns, pages.ns),
+        pages.fact("metrics.iteration.mean_ns", metrics.iteration.mean_ns, pages.ns),
         ", ",
-        pages.fact("exact.compute", parts.get("compute"), pages.percent),
+        pages.fact("metrics.breakdown.exact.compute", parts.get("compute"), pages.percent),
         " is compute, ",
-        pages.fact("exact.exposed", parts.get("exposed"), pages.percent),
+        pages.fact("pages.exposed", parts.get("exposed"), pages.percent),
         " exposed communication, ",
-        pages.fact("exact.memcpy", parts.get("memcpy"), pages.percent),
+        pages.fact("metrics.breakdown.exact.memcpy", parts.get("memcpy"), pages.percent),
         " copies, and ",
-        pages.fact("exact.idle", parts.get("idle"), pages.percent),
+        pages.fact("metrics.breakdown.exact.idle", parts.get("idle"), pages.percent),
         " idle time.",
     )
 
@@ -130,7 +125,7 @@ def _figure(metrics: Metrics, ranks: RankMeans) -> Figure:
             _by_rank(ranks, list(exact)),
             _by_iteration(metrics, list(exact)),
         ),
-        terms=tuple(f"exact.{name}" for name in exact),
+        terms=tuple(map(key_of, exact)),
     )
 
 
@@ -227,9 +222,9 @@ def _table(metrics: Metrics, why: str) -> PageTable:
         "Shares of the step",
         [
             "time of a step",
-            ("exact", "exact", pages.percent, why),
-            ("per step", "exact.ns", pages.ns, why),
-            ("formula", "spec", pages.percent, why),
+            ("exact", "metrics.breakdown.exact", pages.percent, why),
+            ("per step", "pages.exact_ns", pages.ns, why),
+            ("formula", "metrics.breakdown.spec", pages.percent, why),
         ],
         rows,
         hidden="specification formulas",
@@ -248,7 +243,7 @@ def idle_section(metrics: Metrics, why: str) -> Section:
         return Section(name="idle", title=title, lead=(f"No {place} is ever idle.",))
     mean = metrics.iteration.mean_ns or 0.0
     ns = (shares[cause] or 0.0) * mean
-    time = pages.fact(f"idle.{cause}", ns, pages.ns)
+    time = pages.fact(f"metrics.idle.{cause}", ns, pages.ns)
     names, about = totals.explained(cause, ns, metrics.idle_names), BY_CAUSE[cause]
     if metrics.is_host_run:
         before, after = "an operator", f" per step, is {about.text}{names}."
@@ -286,8 +281,8 @@ def _causes(metrics: Metrics, shares: Mapping[str, float | None]) -> PageTable:
         "idle-table",
         f"Idle time per step by cause{most}",
         [
-            *("rank", ("idle", "exact.idle", pages.ns)),
-            *((BY_CAUSE[name].text, f"idle.{name}", pages.ns) for name in causes),
+            *("rank", ("idle", "metrics.breakdown.exact.idle", pages.ns)),
+            *((BY_CAUSE[name].text, f"metrics.idle.{name}", pages.ns) for name in causes),
         ],
         [
             (cell, sum(times.values()), *(times[name] for name in causes))
@@ -303,8 +298,8 @@ def _idle_names(metrics: Metrics) -> PageTable:
         "Evidence: what ran before" if metrics.is_host_run else _EVIDENCE,
         [
             *("cause", "name"),
-            ("per step", "idle.ns", pages.ns),
-            ("ranks", "idle.ranks", pages.whole),
+            ("per step", "metrics.idle_evidence.ns_per_step", pages.ns),
+            ("ranks", "metrics.idle_evidence.ranks", pages.whole),
         ],
         [
             (BY_CAUSE[entry.cause].text, entry.name, entry.ns_per_step, entry.ranks)
@@ -358,9 +353,9 @@ def _ranks_lead(metrics: Metrics, ranks: RankMeans, why: str) -> pages.Sentence:
         return (f"All {len(compute)} ranks compute equally long, within {_LEVEL:.1%}.",)
     return (
         f"Rank {ranks.ranks[most]} computes the most: ",
-        pages.fact("exact.compute", compute[most], pages.ns),
+        pages.fact("metrics.breakdown.exact.compute", compute[most], pages.ns),
         " per step, ",
-        pages.fact("iteration.above", above, pages.signed_percent),
+        pages.fact("pages.above_median", above, pages.signed_percent),
         " compared with the median of all ranks.",
     )
 
@@ -381,7 +376,7 @@ def _heat_map(metrics: Metrics, ranks: RankMeans) -> Figure:
         f"{counted(len(heat_.iterations), 'iteration')}; the table "
         "below has the means of the ranks.",
         views=tuple(views),
-        terms=tuple(_KEYS[name] for name in MEASURES if name in _KEYS),
+        terms=tuple(map(key_of, MEASURES)),
         choice="Color by",
     )
 
@@ -435,14 +430,14 @@ def _quantiles(ranks: RankMeans) -> Quantiles:
         title="Ranks by percentile of compute",
         note="Ranks are sorted by compute: 0 % is the rank with the least, 100 % the rank with "
         "the most. Times are means over the iterations of the rank.",
-        rows=tuple((MEASURES.get(name, label(name)), _key(name)) for name in shown),
+        rows=tuple((MEASURES.get(name, label(name)), key_of(name)) for name in shown),
         steps=tuple(steps),
     )
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
     """Return the key of the definition of a measure or category."""
-    return _KEYS.get(name, f"exact.{name}")
+    return _KEYS.get(name, f"metrics.breakdown.exact.{name}")
 
 
 def _ranks_table(ranks: RankMeans, why: str) -> PageTable:
@@ -463,16 +458,16 @@ def _ranks_table(ranks: RankMeans, why: str) -> PageTable:
     middle = ranks.median_compute
     rows = []
     for at in order.tolist():
-        times = [float(ranks.ns[name][at]) for name in _KEYS]
+        times = [float(ranks.ns[name][at]) for name in MEASURES]
         above = ranks.ns["compute"][at] / middle - 1 if middle else None
         cells = (None if np.isnan(ns) else ns for ns in times)
         rows.append((rank_cell(int(ranks.ranks[at])), *cells, above))
     heads: list[pages.Head] = [
         "rank",
         *(
-            ("iteration" if name == "time" else name, key, pages.ns, why)
-            for name, key in _KEYS.items()
+            ("iteration" if name == "time" else name, key_of(name), pages.ns, why)
+            for name in MEASURES
         ),
-        ("compute vs. median", "iteration.above", pages.signed_percent, why),
+        ("compute vs. median", "pages.above_median", pages.signed_percent, why),
     ]
     return table("ranks-table", caption, heads, rows)

@@ -73,10 +73,10 @@ def windows(metrics: Metrics) -> ResultTable:
         heading="windows between phases",
         columns=(
             TableColumn("windows", lambda window: f"{window.source} to {window.target}"),
-            TableColumn("count", "count", "count", "windows.count"),
-            TableColumn("mean", "mean_ns", "ns", "windows.mean_ns"),
-            TableColumn("median", "p50_ns", "ns", "windows.p50_ns", drop=1),
-            TableColumn("p95", "p95_ns", "ns", "windows.p95_ns"),
+            TableColumn("count", "count", "count", "metrics.windows.count"),
+            TableColumn("mean", "mean_ns", "ns", "metrics.windows.mean_ns"),
+            TableColumn("median", "p50_ns", "ns", "metrics.windows.p50_ns", drop=1),
+            TableColumn("p95", "p95_ns", "ns", "metrics.windows.p95_ns"),
         ),
         rows=sorted(metrics.windows or (), key=lambda window: -window.mean_ns),
     )
@@ -92,8 +92,8 @@ def groups(metrics: Metrics) -> ResultTable:
             TableColumn("process group", _group_name),
             *_GROUP,
             TableColumn("level", "level", drop=2, only="terminal"),
-            TableColumn("on ranks", "on_ranks", "count", "groups.on_ranks", drop=1),
-            TableColumn("events", "events", "count", "groups.events"),
+            TableColumn("on ranks", "on_ranks", "count", "metrics.groups.on_ranks", drop=1),
+            TableColumn("events", "events", "count", "metrics.groups.events"),
         ),
         rows=metrics.tables["group_tags"].to_pylist(),
     )
@@ -109,8 +109,8 @@ def kinds_of_groups(kinds: Sequence[Mapping[str, Any]]) -> ResultTable:
             TableColumn("process group", _group_name),
             TableColumn("groups", "groups", "count", drop=2),
             *_GROUP,
-            TableColumn("on ranks", "ranks", "count", "groups.on_ranks", drop=1),
-            TableColumn("events", "events", "count", "groups.events"),
+            TableColumn("on ranks", "ranks", "count", "metrics.groups.on_ranks", drop=1),
+            TableColumn("events", "events", "count", "metrics.groups.events"),
         ),
         rows=kinds,
     )
@@ -128,7 +128,7 @@ def _known_by(row: Mapping[str, Any]) -> str:
 
 
 _GROUP = (
-    TableColumn("ranks each", "size", "count", "groups.size", why=_NO_MEMBERS),
+    TableColumn("ranks each", "size", "count", "metrics.groups.size", why=_NO_MEMBERS),
     TableColumn("parallelism", "tag"),
     TableColumn("known by", _known_by),
 )

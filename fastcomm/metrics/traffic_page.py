@@ -40,7 +40,7 @@ from fastcomm.show.pages import (
 
 _Lengths = NDArray[np.float64]  # ascending lengths of windows, in ns
 _MB = 1e6
-_BYTES_KEY = "volume.bytes_per_step_per_gpu"
+_BYTES_KEY = "metrics.volume.bytes_per_step_per_gpu"
 _MS = 1e6
 _OVERLAP_TITLE = "Overlapped and not overlapped communication"
 _MOST_PAIRS = 8
@@ -108,10 +108,10 @@ def _volume_table(metrics: Metrics) -> PageTable:
         f"Volume by parallelism, in {metrics.bytes} bytes",
         [
             "by parallelism",
-            ("events", "volume.comm_events", pages.whole),
-            ("unknown size", "bandwidth.events_without_bytes", pages.whole),
-            ("bytes", "volume.comm_bytes", pages.size),
-            ("per iteration", "volume.bytes_per_iteration", pages.size),
+            ("events", "metrics.volume.comm_events", pages.whole),
+            ("unknown size", "metrics.bandwidth.events_without_bytes", pages.whole),
+            ("bytes", "metrics.volume.comm_bytes", pages.size),
+            ("per iteration", "metrics.volume.bytes_per_iteration", pages.size),
             (f"per step and {_unit(metrics)}", _BYTES_KEY, pages.size),
         ],
         rows,
@@ -126,7 +126,7 @@ def overlap_section(metrics: Metrics, why: str) -> Section:
         why = why if metrics.volume else "there is no communication"
         return unknown_section("overlap", title, "The overlap is", _OVERLAP_TITLE, why)
     lead = (
-        pages.fact("overlap.average_overlap_ratio", ratio, pages.percent),
+        pages.fact("metrics.overlap.average_overlap_ratio", ratio, pages.percent),
         " of the communication overlaps compute",
         *_least(metrics),
         ".",
@@ -148,7 +148,7 @@ def _least(metrics: Metrics) -> pages.Sentence:
     if len(by_tag) == 1:
         return ()
     worst = min(by_tag, key=lambda tag: by_tag[tag])
-    least = pages.fact("overlap.by_tag", by_tag[worst], pages.percent)
+    least = pages.fact("metrics.overlap.by_tag", by_tag[worst], pages.percent)
     return ("; ", worst, " has the least overlap, ", least)
 
 
@@ -173,9 +173,9 @@ def _figure(metrics: Metrics) -> Figure:
     ]
     heads: list[pages.Head] = [
         "by parallelism",
-        ("overlap", "overlap.by_tag", pages.percent),
-        ("overlapped", "overlap.overlapped_ns", pages.ns),
-        ("not overlapped", "overlap.not_overlapped_ns", pages.ns),
+        ("overlap", "metrics.overlap.by_tag", pages.percent),
+        ("overlapped", "pages.overlapped", pages.ns),
+        ("not overlapped", "pages.not_overlapped", pages.ns),
     ]
     rows = [
         (tag, number(share, pages.percent, share=share), *lengths)
@@ -187,8 +187,8 @@ def _figure(metrics: Metrics) -> Figure:
         _OVERLAP_TITLE,
         f"Bars of overlapped and exposed communication. Overlap: {spoken}.",
         BarChart(rows=tags, parts=parts, title="ms per step and rank"),
-        "overlap.overlapped_ns",
-        "overlap.not_overlapped_ns",
+        "pages.overlapped",
+        "pages.not_overlapped",
         table=table("overlap-table", "Overlap by parallelism", heads, rows),
     )
 
@@ -202,9 +202,9 @@ def windows_section(metrics: Metrics, why: str) -> Section:
     longest = max(metrics.windows, key=lambda window: window.mean_ns)
     lead = (
         f"The longest windows are from {longest.source} to {longest.target}: ",
-        pages.fact("windows.mean_ns", longest.mean_ns, pages.ns),
+        pages.fact("metrics.windows.mean_ns", longest.mean_ns, pages.ns),
         " on average, ",
-        pages.fact("windows.p95_ns", longest.p95_ns, pages.ns),
+        pages.fact("metrics.windows.p95_ns", longest.p95_ns, pages.ns),
         " at the 95th percentile.",
     )
     return Section(
@@ -241,7 +241,7 @@ def _windows_figure(metrics: Metrics, longest: PhaseWindows) -> Figure:
         "Distribution of window lengths by pair",
         f"Cumulative distributions of {len(drawn)} pairs; the table has their means.",
         LineChart(lines=lines, x=x, y=y, chosen=chosen),
-        "windows.window_ns",
+        "metrics.windows",
         note=f"The {len(drawn)} pairs that take the most time; choose one to bring it out. The "
         "axis is linear up to 1 µs and logarithmic beyond.",
         table=pages.shown(tables.windows(metrics)),
@@ -333,13 +333,13 @@ def _lead(metrics: Metrics, by_tag: dict[str, float]) -> Sentence:
     text_: list[str | Fact] = [
         slowest,
         " is the slowest, with ",
-        pages.fact("bandwidth.avg_bus_bw", speed.avg_bus_bw, pages.rate),
+        pages.fact("metrics.bandwidth.avg_bus_bw", speed.avg_bus_bw, pages.rate),
         " of bus bandwidth on average",
     ]
     if metrics.link_bandwidth is None:
         return (*text_, "; how much of the link that is, is n/a: ", NO_LINK, ".")
-    use = pages.fact("bandwidth.avg_bus_util", speed.avg_bus_util, pages.percent)
-    link = pages.fact("link_bandwidth", metrics.link_bandwidth, pages.rate)
+    use = pages.fact("metrics.bandwidth.avg_bus_util", speed.avg_bus_util, pages.percent)
+    link = pages.fact("metrics.link_bandwidth", metrics.link_bandwidth, pages.rate)
     return (*text_, ": ", use, " of the link's ", link, ".")
 
 
@@ -366,7 +366,11 @@ def _by_tag(metrics: Metrics, by_tag: dict[str, float]) -> Figure:
         "Bus bandwidth by parallelism",
         f"Bars: {spoken}.{line}",
         bars,
-        *("bandwidth.avg_bus_bw", "bandwidth.avg_bus_util", "link_bandwidth"),
+        *(
+            "metrics.bandwidth.avg_bus_bw",
+            "metrics.bandwidth.avg_bus_util",
+            "metrics.link_bandwidth",
+        ),
         note="" if link else f"No share of the link: {NO_LINK}.",
     )
 
@@ -402,7 +406,7 @@ def _by_size(metrics: Metrics) -> Block:
         f"Lines of the median bus bandwidth over the size, one for each of {len(lines)} "
         "operations and group sizes; the table has the numbers.",
         chart,
-        *("collectives.p50_bus_bw", "collectives.size_from"),
+        *("metrics.collectives.p50_bus_bw", "metrics.collectives.size_from"),
         note=left_out if more else "",
         table=_collectives(metrics),
     )
@@ -452,7 +456,10 @@ def _collectives(metrics: Metrics) -> PageTable:
         "Median bus bandwidth by operation, group and size",
         [
             "operation",
-            *((label, f"collectives.{name}", form, why) for label, name, form, why in numbers),
+            *(
+                (label, f"metrics.collectives.{name}", form, why)
+                for label, name, form, why in numbers
+            ),
         ],
         [
             (row["op"], *(row[name] for _, name, _, _ in numbers))
@@ -481,11 +488,11 @@ def _table(metrics: Metrics) -> PageTable:
         f"Bandwidth by parallelism, in {metrics.bytes} bytes",
         [
             "by parallelism",
-            ("bandwidth", "bandwidth.avg_bw", pages.rate, _NO_BYTES),
-            ("bus bandwidth", "bandwidth.avg_bus_bw", pages.rate),
-            ("utilization", "bandwidth.global_avg_util", pages.percent),
-            ("bus utilization", "bandwidth.avg_bus_util", pages.percent),
-            ("p95", "bandwidth.p95_util", pages.percent),
+            ("bandwidth", "metrics.bandwidth.avg_bw", pages.rate, _NO_BYTES),
+            ("bus bandwidth", "metrics.bandwidth.avg_bus_bw", pages.rate),
+            ("utilization", "metrics.bandwidth.global_avg_util", pages.percent),
+            ("bus utilization", "metrics.bandwidth.avg_bus_util", pages.percent),
+            ("p95", "metrics.bandwidth.p95_util", pages.percent),
         ],
         rows,
     )

@@ -58,7 +58,7 @@ def _lead(worst: RankWaits) -> pages.Sentence:
         return ("No rank causes waits in collectives.",)
     return (
         f"Rank {worst.rank} causes the most waiting in collectives: ",
-        pages.fact("waits.wait_caused_ns", worst.caused_ns, pages.ns),
+        pages.fact("metrics.waits.wait_caused_ns", worst.caused_ns, pages.ns),
         " per step. One delay counts in every collective that it reaches, so this can exceed "
         "the time that the step loses.",
     )
@@ -92,7 +92,7 @@ def _waits_figure(ranks: Sequence[RankWaits]) -> Figure:
         "Wait time of each rank, and the wait that it causes",
         f"Pairs of bars of {len(names)} ranks; the table has the numbers.",
         BarChart(rows=names, parts=parts, title="ms per step", is_stacked=False),
-        *("waits.wait_ns", "waits.wait_caused_ns"),
+        *("metrics.waits.wait_ns", "metrics.waits.wait_caused_ns"),
         chart_note=note,
         table=_waits_table(shown),
     )
@@ -105,11 +105,11 @@ def _waits_table(ranks: Sequence[RankWaits]) -> PageTable:
         "Ranks, per step",
         [
             "rank",
-            ("waits", "waits.wait_ns", pages.ns),
-            ("wait caused", "waits.wait_caused_ns", pages.ns),
-            ("later", "waits.later_ns", pages.ns),
-            ("transfers", "waits.transfer_ns", pages.ns),
-            ("arrives last", "waits.last_share", pages.percent),
+            ("waits", "metrics.waits.wait_ns", pages.ns),
+            ("wait caused", "metrics.waits.wait_caused_ns", pages.ns),
+            ("later", "metrics.waits.later_ns", pages.ns),
+            ("transfers", "metrics.waits.transfer_ns", pages.ns),
+            ("arrives last", "metrics.waits.last_share", pages.percent),
         ],
         [
             (
@@ -146,7 +146,7 @@ def _skew_figure(classes: Sequence[Skew]) -> Figure:
         "Arrival skew, and the transfer time after it",
         f"Points of {len(top)} classes of collectives; the table has the numbers.",
         BarChart(rows=names, marks=marks, title="ms"),
-        *("skew.skew_ns", "skew.transfer_ns"),
+        *(f"metrics.skew.{key}" for _, key, _, _ in _POINTS),
         note="Sorted by wait time.",
         table=_skew_table(classes),
     )
@@ -159,12 +159,12 @@ def _skew_table(classes: Sequence[Skew]) -> PageTable:
         "Collectives",
         [
             "collectives",
-            ("count", "skew.count", pages.whole),
-            ("skew", "skew.skew_ns", pages.ns),
-            ("p95", "skew.skew_ns", pages.ns),
-            ("transfer", "skew.transfer_ns", pages.ns),
-            ("wait per step", "skew.wait_ns", pages.ns),
-            ("share", "skew.wait_share", pages.percent),
+            ("count", "metrics.skew.count", pages.whole),
+            ("skew", "metrics.skew.skew_mean_ns", pages.ns),
+            ("p95", "metrics.skew.skew_p95_ns", pages.ns),
+            ("transfer", "metrics.skew.transfer_mean_ns", pages.ns),
+            ("wait per step", "metrics.skew.wait_ns", pages.ns),
+            ("share", "metrics.skew.wait_share", pages.percent),
         ],
         [
             (
@@ -191,10 +191,10 @@ def _links(links: Sequence[Link]) -> PageTable:
         "Links, by time lost against their peers",
         [
             *("group", "collectives"),
-            ("bus bandwidth", "links.bus_bw", pages.rate, "no transfer took time"),
-            ("peers", "links.peers_bus_bw", pages.rate, no_peers),
-            ("ratio", "links.ratio", pages.percent, no_peers),
-            ("lost per step", "links.excess_ns", pages.ns, no_peers),
+            ("bus bandwidth", "metrics.links.bus_bw", pages.rate, "no transfer took time"),
+            ("peers", "metrics.links.peers_bus_bw", pages.rate, no_peers),
+            ("ratio", "metrics.links.ratio", pages.percent, no_peers),
+            ("lost per step", "metrics.links.excess_ns", pages.ns, no_peers),
         ],
         [
             (

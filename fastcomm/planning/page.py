@@ -32,6 +32,7 @@ _NS = 1e9
 _POINTS = 1200
 _DRAWN = 12  # layouts as bars
 _RANKED = 50  # layouts in the table
+_SPEED, _MEMORY = "isp.layouts.tokens_per_s_per_gpu", "isp.layouts.memory_bytes"
 # Groups of terms of the step time, with the look of each.
 _GROUPS = {
     "compute": (
@@ -55,7 +56,7 @@ def page(result: PlanSearch) -> Page:
     if best is not None:
         headline = (
             f"{_layout(best)} is the fastest: ",
-            pages.fact("isp.tgs", best.tokens_per_s_per_gpu, pages.whole),
+            pages.fact(_SPEED, best.tokens_per_s_per_gpu, pages.whole),
             " tokens/s/GPU.",
         )
     return Page(
@@ -80,10 +81,10 @@ def _facts(best: PlanPrice | None) -> list[Fact]:
         step_ns = best.step_s * _NS
         values = best.tokens_per_s_per_gpu, step_ns, best.mfu, best.memory_bytes
     names = (
-        ("isp.tgs", "tokens/s/GPU", pages.whole),
-        ("isp.latency", "step", pages.ns),
-        ("isp.mfu", "MFU", pages.percent),
-        ("isp.memory", "memory", format_gib),
+        (_SPEED, "tokens/s/GPU", pages.whole),
+        ("isp.layouts.step_ns", "step", pages.ns),
+        ("isp.layouts.mfu", "MFU", pages.percent),
+        (_MEMORY, "memory", format_gib),
     )
     return [
         pages.fact(key, value, form, label=label, why="no strategy fits")
@@ -105,7 +106,7 @@ def _ranking(result: PlanSearch, prices: Sequence[PlanPrice]) -> Section:
         "Step of the fastest layouts, by what takes the time",
         "Stacked bars of seconds; the table has all numbers.",
         _stacked(prices[:_DRAWN]),
-        "isp.latency",
+        "isp.layouts.step_ns",
     )
     more = len(result.layouts) - len(prices)
     note = f" The table leaves out {pages.many(more, 'slower layout')}." if more > 0 else ""
@@ -163,14 +164,14 @@ def _table(prices: Sequence[PlanPrice]) -> PageTable:
     has_experts = prices[0].plan.model.experts is not None
     heads: list[pages.Head] = [
         "layout",
-        ("tokens/s/GPU", "isp.tgs", pages.whole),
-        ("MFU", "isp.mfu", pages.percent),
-        ("memory", "isp.memory", format_gib),
-        ("step", "isp.latency", pages.ns),
-        ("virtual stages", "isp.virtual", pages.whole),
-        *([("tensor of experts", "isp.etp", pages.whole)] if has_experts else []),
-        ("micro-batches", "isp.micro", pages.whole),
-        ("sequences each", "isp.micro_size", pages.whole),
+        ("tokens/s/GPU", _SPEED, pages.whole),
+        ("MFU", "isp.layouts.mfu", pages.percent),
+        ("memory", _MEMORY, format_gib),
+        ("step", "isp.layouts.step_ns", pages.ns),
+        ("virtual stages", "pages.virtual_stages", pages.whole),
+        *([("tensor of experts", "pages.expert_tensor", pages.whole)] if has_experts else []),
+        ("micro-batches", "pages.micro_batches", pages.whole),
+        ("sequences each", "pages.micro_batch_size", pages.whole),
         *("sharding", "recompute", "bottleneck"),
     ]
     rows = []
@@ -216,13 +217,15 @@ def _front(result: PlanSearch) -> Section:
         f"Scatter plot of strategies; a line connects the {len(front)} that are the fastest "
         "for their memory.",
         speed_by_memory(lines, (memory / GIB).tolist(), speed.tolist()),
-        "isp.tgs",
-        "isp.memory",
+        _SPEED,
+        _MEMORY,
     )
     return Section(
         name="front",
         title="How does speed depend on memory?",
-        lead=front_lead(float(memory[0]), float(memory[last]), float(speed[last])),
+        lead=front_lead(
+            float(memory[0]), float(memory[last]), float(speed[last]), (_MEMORY, _SPEED)
+        ),
         blocks=(drawn,),
     )
 
@@ -239,8 +242,8 @@ def _terms(price: PlanPrice) -> Section:
     ]
     heads: list[pages.Head] = [
         "term",
-        ("value", "isp.term", str),
-        ("share", "isp.share", pages.percent),
+        ("value", "pages.term", str),
+        ("share", "pages.term_share", pages.percent),
         "how",
     ]
     drawn = Figure(
@@ -248,7 +251,7 @@ def _terms(price: PlanPrice) -> Section:
         title="Terms of the fastest strategy",
         alt="Bars of time, or of memory; the table has all numbers.",
         views=tuple(FigureView(label=label, chart=chart) for label, chart in charts.items()),
-        terms=("isp.term",),
+        terms=("pages.term",),
         choice="Of",
         table=table("terms-table", "Terms of the time and of the memory", heads, rows),
     )

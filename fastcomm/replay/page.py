@@ -26,13 +26,15 @@ def page(session: Session, source: str, schedule: Timeline | str) -> Page:
     """
     replayed, changed, removed = session.replayed, session.changed, session.removed
     facts = [
-        pages.fact("replay.step_ns", replayed.mean_ns, pages.ns, label="replayed"),
+        pages.fact("replay.mean_step_ns", replayed.mean_ns, pages.ns, label="replayed"),
         pages.fact("replay.measured_ns", session.measured.time_ns, pages.ns, label="measured"),
         pages.fact("replay.error", session.error, pages.signed_percent, label="error"),
     ]
     if changed is not None:
         facts.append(
-            pages.fact("replay.what_if_ns", changed.mean_ns, pages.ns, label="what if")
+            pages.fact(
+                "replay.what_if.mean_step_ns", changed.mean_ns, pages.ns, label="what if"
+            )
         )
     sections = [_schedule(schedule), _ranks(session), _path(session)]
     if removed:
@@ -42,7 +44,7 @@ def page(session: Session, source: str, schedule: Timeline | str) -> Page:
         source=source,
         headline=(
             "A step replays in ",
-            pages.fact("replay.step_ns", replayed.mean_ns, pages.ns),
+            pages.fact("replay.mean_step_ns", replayed.mean_ns, pages.ns),
             ", ",
             pages.fact("replay.error", session.error, pages.signed_percent),
             " compared with the measured step.",
@@ -109,7 +111,7 @@ def _heat_map(replayed: Replayed) -> Figure:
         "Time of each rank by kind of operation",
         f"Heat map of {len(pids)} ranks and {len(kinds)} kinds of operations.",
         chart,
-        "replay.step_ns",
+        "replay.step_end_ns",
         chart_note=f"The first {_MOST_RANKS} ranks." if len(pids) == _MOST_RANKS else "",
     )
 
@@ -121,7 +123,7 @@ def _path(session: Session) -> Section:
         title="Which operations determine the step time?",
         lead=(
             "The critical path of ",
-            pages.fact("path.length_ns", session.path.length_ns, pages.ns),
+            pages.fact("replay.critical_path_ns", session.path.length_ns, pages.ns),
             f" has {pages.many(len(session.path.nodes), 'operation')}.",
         ),
         blocks=(pages.shown(tables.path(session).top(_MOST_ROWS)),),
@@ -137,7 +139,7 @@ def _bottlenecks(session: Session, removed: Sequence[Removed]) -> Section:
         "Time saved per step without each operation",
         f"Bars of the {len(names)} operations whose removal saves the most time.",
         row_bars(names, times, pages.ns, "ms saved per step", _MS, looks="TP"),
-        "replay.saved_ns",
+        "replay.bottlenecks.saved_ns",
         table=pages.shown(tables.bottlenecks(session)),
     )
     return Section(

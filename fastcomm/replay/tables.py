@@ -25,11 +25,13 @@ from fastcomm.units import counted, format_ns, signed_percent
 
 _RANKS = (
     TableColumn("rank", 0),
-    TableColumn("replayed", 1, "ns", "replay.step_ns"),
+    TableColumn("replayed", 1, "ns", "replay.step_end_ns"),
     TableColumn(
-        "error", 2, "change", "replay.error", why="the rank was not measured", digits=2
+        *("error", 2, "change", "replay.error_by_rank"),
+        why="the rank was not measured",
+        digits=2,
     ),
-    TableColumn("what if", 3, "ns", "replay.what_if_ns"),
+    TableColumn("what if", 3, "ns", "replay.what_if.step_end_ns"),
 )
 _MOST = 8
 _US = 1e3
@@ -64,7 +66,7 @@ def path(session: Session) -> ResultTable:
         heading=f"critical path, {format_ns(session.path.length_ns)}",
         columns=(
             TableColumn("operation", 0),
-            TableColumn("on the path", 1, "ns", "replay.cost_ns"),
+            TableColumn("on the path", 1, "ns", "pages.operation_on_path"),
         ),
         rows=session.path_times(),
     )
@@ -77,7 +79,7 @@ def bottlenecks(session: Session) -> ResultTable:
         caption="Operations of the path",
         columns=(
             TableColumn("if it took no time", "node"),
-            TableColumn("shorter by", "saved_ns", "ns", "replay.saved_ns"),
+            TableColumn("shorter by", "saved_ns", "ns", "replay.bottlenecks.saved_ns"),
         ),
         rows=session.removed or (),
     )

@@ -11,7 +11,7 @@ from fastcomm.idle.causes import BY_CAUSE
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.findings.suggestions import Suggestions
-from fastcomm.metrics.page import label
+from fastcomm.metrics.page import key_of, label
 from fastcomm.metrics.result import Metrics
 from fastcomm.show import pages
 from fastcomm.show.charts import BarChart, Part, RowMarks, line_look, row_bars
@@ -67,9 +67,13 @@ def _finding(
     return PageFinding(
         title=(finding.text.replace(ranges(finding.ranks), _short(finding.ranks)),),
         evidence=(
-            pages.fact("findings.cost_ns", finding.cost_ns, pages.ns, label="per step"),
-            pages.fact("findings.share", finding.share, pages.percent, label="of the step"),
-            Fact(key="findings.confidence", text=finding.confidence, label="confidence"),
+            pages.fact("metrics.findings.cost_ns", finding.cost_ns, pages.ns, label="per step"),
+            pages.fact(
+                "metrics.findings.share", finding.share, pages.percent, label="of the step"
+            ),
+            Fact(
+                key="metrics.findings.confidence", text=finding.confidence, label="confidence"
+            ),
             *_evidence(finding),
         ),
         command=command.line if command else "",
@@ -92,7 +96,7 @@ def _short(ranks: Sequence[int]) -> str:
 def _evidence(finding: Finding) -> list[Fact]:
     """Return the numbers that support a finding, as far as they are known."""
     return [
-        pages.fact("findings.evidence", fact.value, _FORMS[fact.unit], label=fact.label)
+        pages.fact("metrics.findings.evidence", fact.value, _FORMS[fact.unit], label=fact.label)
         for fact in finding.evidence
         if fact.unit is not None and fact.value is not None
     ]
@@ -105,9 +109,9 @@ def _answer(finding: Finding, answer: Candidate) -> Sentence:
         return (f"What if? {fix}: the replayed step is not shorter ({edit}).",)
     return (
         f"What if? {fix}: the replayed step is ",
-        pages.fact("whatif.saved", answer.saved_ns, pages.ns),
+        pages.fact("what-if.candidates.saved_ns", answer.saved_ns, pages.ns),
         " shorter, ",
-        pages.fact("whatif.span_ns", answer.after_ns, pages.ns),
+        pages.fact("what-if.candidates.after_ns", answer.after_ns, pages.ns),
         f" ({edit}; {_trust(answer)}).",
     )
 
@@ -248,7 +252,7 @@ def _step_fact(metrics: Metrics, why: str) -> Fact:
     steps = metrics.iterations
     count = "" if steps is None else f", {pages.many(steps, 'step')}"
     return pages.fact(
-        "iteration.mean_ns", metrics.iteration.mean_ns, pages.ns,
+        "metrics.iteration.mean_ns", metrics.iteration.mean_ns, pages.ns,
         label=f"per step: {size}{count}", why=why,
     )  # fmt: skip
 
@@ -261,11 +265,13 @@ def _throughput(metrics: Metrics, why: str) -> Fact:
         beside = [f"tokens/s, {pages.whole(per_gpu)} per GPU"]
         if metrics.flops.mfu is not None:
             beside.append(f"MFU {pages.percent(metrics.flops.mfu)}")
-        return pages.fact("throughput.tokens", tokens, pages.whole, label=", ".join(beside))
+        return pages.fact(
+            "metrics.throughput.tokens_per_s", tokens, pages.whole, label=", ".join(beside)
+        )
     if metrics.flops.mfu is not None:
-        return pages.fact("flops.mfu", metrics.flops.mfu, pages.percent, label="MFU")
+        return pages.fact("metrics.flops.mfu", metrics.flops.mfu, pages.percent, label="MFU")
     return pages.fact(
-        "overlap.average_overlap_ratio",
+        "metrics.overlap.average_overlap_ratio",
         metrics.overlap.average_overlap_ratio,
         pages.percent,
         label="of communication overlapped",
@@ -290,11 +296,11 @@ def _shares(metrics: Metrics, why: str) -> tuple[Fact, ...]:
     ]
     return (
         pages.fact(
-            f"exact.{largest}", exact.get(largest), pages.percent, why=why,
+            key_of(largest), exact.get(largest), pages.percent, why=why,
             label=label(largest) if is_idle else f"{label(largest)}, {_LARGEST}",
         ),
         *_exposed(metrics, whole, mean, why),
-        pages.fact("exact.idle", empty, pages.percent, label=", ".join(labels), why=why),
+        pages.fact(key_of("idle"), empty, pages.percent, label=", ".join(labels), why=why),
     )  # fmt: skip
 
 
@@ -306,13 +312,15 @@ def _exposed(
     if parts is None or not mean:
         names = {"exposed": "exposed communication", "memcpy": "copies"}
         return tuple(
-            pages.fact(f"exact.{name}", whole.get(name), pages.percent, label=text, why=why)
+            pages.fact(key_of(name), whole.get(name), pages.percent, label=text, why=why)
             for name, text in names.items()
         )
     wait, transfer = (part / mean for part in parts)
     return (
         pages.fact(
-            "exposed.wait", wait, pages.percent, label="exposed: waits for the last rank"
+            "pages.exposed_wait", wait, pages.percent, label="exposed: waits for the last rank"
         ),
-        pages.fact("exposed.transfer", transfer, pages.percent, label="exposed: transfer"),
+        pages.fact(
+            "pages.exposed_transfer", transfer, pages.percent, label="exposed: transfer"
+        ),
     )

@@ -1,6 +1,6 @@
 """Build HTML reports: one self-contained file per page that needs no network.
 
-A page consists of sections of figures and tables; `glossary` defines each number. A module
+A page consists of sections of figures and tables; `definitions` defines each number. A module
 `page` of a question builds its sections. `charts` are plain data, which `draw` draws. Their
 colors are properties of the style sheet, so that one page has light, dark and print modes.
 
@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files as resources
@@ -31,8 +31,8 @@ from fastcomm import units
 from fastcomm.errors import FastcommError, inert
 from fastcomm.show import files
 from fastcomm.show.charts import MINUS, THIN, Chart
+from fastcomm.show.definitions import Definition, definition
 from fastcomm.show.draw import draw
-from fastcomm.show.glossary import GLOSSARY, Definition
 from fastcomm.show.svg import patterns, style_of_looks
 from fastcomm.show.tables import NA, ColumnUnit, ResultTable, TableColumn
 from fastcomm.units import format_bandwidth, format_bytes, format_ns, plural
@@ -52,9 +52,7 @@ _HOST = (
     ("a compute kernel runs", "an operator runs"),
     ("no compute kernel does", "no operator does"),
     ("no compute kernel", "no operator"),
-    ("a communication kernel", "a collective"),
     ("nothing runs on the device", "no operator and no communication runs"),
-    ("the GPU is idle", "the rank is idle"),
     ("GPU's link", "rank's link"),
     ("step and GPU", "step and rank"),
 )
@@ -62,7 +60,7 @@ _HOST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """A formatted number, and the key of its definition in the glossary."""
+    """A formatted number, and the key of its definition."""
 
     key: str
     text: str
@@ -83,7 +81,7 @@ def fact(
 ) -> Fact:
     """Return a number to show; "n/a" with the reason `why` if the value is None.
 
-    `key` names its definition in the glossary, `form` formats it, and `label` is its caption.
+    `key` names its definition, `form` formats it, and `label` is its caption.
     """
     if value is None:
         return Fact(key=key, text=NA, label=label, why=why)
@@ -432,54 +430,46 @@ def unknown_section(name: str, title: str, subject: str, chart: str, why: str) -
     )
 
 
-def definitions(keys: Set[str], *, is_host_run: bool) -> dict[str, Definition]:
-    """Return the definitions of some keys, in the order of the glossary."""
-    chosen = {key: GLOSSARY[key] for key in GLOSSARY if key in keys}
-    return (
-        {key: _of_host(definition) for key, definition in chosen.items()}
-        if is_host_run
-        else chosen
-    )
+def definitions(keys: Iterable[str], *, is_host_run: bool) -> dict[str, Definition]:
+    """Return the definitions of some keys, in their order."""
+    chosen = {key: definition(key) for key in keys}
+    return {key: _of_host(own) for key, own in chosen.items()} if is_host_run else chosen
 
 
-def _of_host(definition: Definition) -> Definition:
+def _of_host(own: Definition) -> Definition:
     """Return a definition in words of a run without a device."""
-    name, meaning = definition.name, definition.meaning
+    name, meaning = own.name, own.meaning
     for device, host in _HOST:
         name, meaning = name.replace(device, host), meaning.replace(device, host)
-    return replace(definition, name=name, meaning=meaning)
+    return replace(own, name=name, meaning=meaning)
 
 
-def used_keys(page: Page) -> set[str]:
-    """Return the keys of all definitions that the page refers to."""
-    keys = {fact.key for fact in page.facts}
-    keys |= _of_words(page.headline)
+def used_keys(page: Page) -> list[str]:
+    """Return the keys of all definitions that the page refers to, in the order of their use."""
+    keys = [*_of_words(page.headline), *_of_words(page.facts)]
     for finding in page.findings:
-        keys |= _of_words((*finding.title, *finding.answer)) | {
-            fact.key for fact in finding.evidence
-        }
+        keys += _of_words((*finding.title, *finding.evidence, *finding.answer))
     for section in page.sections:
-        keys |= _of_words(section.lead)
+        keys += _of_words(section.lead)
         for block in section.blocks:
-            keys |= _of_block(block)
-    return keys
+            keys += _of_block(block)
+    return list(dict.fromkeys(keys))
 
 
-def _of_words(parts: Sequence[str | Fact]) -> set[str]:
+def _of_words(parts: Sequence[str | Fact]) -> list[str]:
     """Return the keys of the definitions that a text refers to."""
-    return {part.key for part in parts if isinstance(part, Fact)}
+    return [part.key for part in parts if isinstance(part, Fact)]
 
 
-def _of_block(block: Block) -> set[str]:
+def _of_block(block: Block) -> list[str]:
     """Return the keys of the definitions that a chart or table refers to."""
     if isinstance(block, Figure):
-        of_table = _of_block(block.table) if block.table is not None else set()
-        return set(block.terms) | of_table
+        return [*block.terms, *(_of_block(block.table) if block.table is not None else ())]
     if isinstance(block, PageTable):
-        return {column.key for column in block.columns if column.key}
+        return [column.key for column in block.columns if column.key]
     if isinstance(block, Quantiles):
-        return {key for _, key in block.rows}
-    return set()
+        return [key for _, key in block.rows]
+    return []
 
 
 def html(page: Page) -> str:
@@ -494,7 +484,7 @@ def html(page: Page) -> str:
         style=Markup(_text("style.css") + style_of_looks()),
         patterns=patterns(),
         policy=_policy(scripts),
-        glossary=definitions(used_keys(page), is_host_run=page.is_host_run),
+        definitions=definitions(used_keys(page), is_host_run=page.is_host_run),
         version=__version__,
     )
 

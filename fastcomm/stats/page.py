@@ -22,14 +22,14 @@ def page(statistics: RunStatistics, source: str) -> Page:
         source=source,
         headline=(
             f"A step of {read or counted(ranks, 'rank')} takes ",
-            pages.fact("stats.step", time.time_ns, pages.ns),
+            pages.fact("stats.iteration_time_ns", time.time_ns, pages.ns),
             " on average.",
         ),
         facts=(
-            pages.fact("stats.step", time.time_ns, pages.ns, label="step"),
-            pages.fact("ranks", ranks, pages.whole, label="ranks"),
+            pages.fact("stats.iteration_time_ns", time.time_ns, pages.ns, label="step"),
+            pages.fact("stats.ranks", ranks, pages.whole, label="ranks"),
             pages.fact("stats.steps", len(time.steps), pages.whole, label="steps"),
-            pages.fact("stats.operations", operations, pages.whole, label="operations"),
+            pages.fact("stats.categories.op_cnt", operations, pages.whole, label="operations"),
         ),
         sections=(
             _steps(statistics),
@@ -57,9 +57,12 @@ def _steps(statistics: RunStatistics) -> Section:
         LineChart(
             lines=(line,), x=ticked("step", labels), y=linear("ms", [ns / MS for ns in steps])
         ),
-        "stats.step",
+        "stats.step_time_ns",
         table=table(
-            "steps-table", title, ["step", ("time", "stats.step", pages.ns)], times[:_MOST_ROWS]
+            "steps-table",
+            title,
+            ["step", ("time", "stats.step_time_ns", pages.ns)],
+            times[:_MOST_ROWS],
         ),
     )
     slowest, most = max(times, key=lambda pair: pair[1])
@@ -69,7 +72,7 @@ def _steps(statistics: RunStatistics) -> Section:
         lead=(
             f"Step {statistics.typical_step} is closest to the average; step "
             f"{slowest} is the slowest: ",
-            pages.fact("stats.step", most, pages.ns),
+            pages.fact("stats.step_time_ns", most, pages.ns),
             ".",
         ),
         blocks=(drawn,),
@@ -91,7 +94,7 @@ def _ranks(statistics: RunStatistics) -> Section:
         "Mean step of each rank",
         _BARS,
         row_bars(shown, [means[pid] for pid in shown], pages.ns, "ms per step", MS),
-        "stats.rank",
+        "pages.rank_step",
         chart_note=left_out if more else "",
         table=pages.shown(tables.ranks(statistics.time).top(_MOST_ROWS)),
     )
@@ -100,9 +103,9 @@ def _ranks(statistics: RunStatistics) -> Section:
         title="Are the ranks alike?",
         lead=(
             f"{slowest} has the longest step: ",
-            pages.fact("stats.rank", means[slowest], pages.ns),
+            pages.fact("pages.rank_step", means[slowest], pages.ns),
             "; the shortest takes ",
-            pages.fact("stats.rank", means[fastest], pages.ns),
+            pages.fact("pages.rank_step", means[fastest], pages.ns),
             ".",
         ),
         blocks=(drawn,),
@@ -120,7 +123,7 @@ def _categories(statistics: RunStatistics) -> Section:
         "Time by category, of all ranks and steps",
         _BARS,
         row_bars(names, sums, pages.ns, "ms in all", MS),
-        "stats.total",
+        "stats.categories.time_ns",
         table=pages.shown(shown),
     )
     return Section(
@@ -128,7 +131,7 @@ def _categories(statistics: RunStatistics) -> Section:
         title="What kinds of work are there?",
         lead=(
             f"{names[0]} takes the most: ",
-            pages.fact("stats.total", sums[0], pages.ns),
+            pages.fact("stats.categories.time_ns", sums[0], pages.ns),
             " in all.",
         ),
         blocks=(drawn,),
@@ -146,7 +149,7 @@ def _operations(statistics: RunStatistics) -> Section:
         "Operations with the most time, of all steps",
         _BARS,
         row_bars([names[k] for k in bars], [total[k] for k in bars], pages.ns, "ms in all", MS),
-        "stats.total",
+        "pages.operation_total",
         note=f"The table leaves out {pages.many(more, 'operation')}." if more > 0 else "",
         table=pages.shown(tables.operations_table(operations, order[:_MOST_ROWS])),
     )
@@ -155,7 +158,7 @@ def _operations(statistics: RunStatistics) -> Section:
         title="Which operations take the time?",
         lead=(
             f"{names[order[0]]}: ",
-            pages.fact("stats.total", total[order[0]], pages.ns),
+            pages.fact("pages.operation_total", total[order[0]], pages.ns),
             " in all.",
         ),
         blocks=(drawn,),

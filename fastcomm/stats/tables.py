@@ -15,13 +15,13 @@ _PARTS = {"fw": "forward", "bw": "backward", "update": "update"}
 _OPERATIONS = (
     TableColumn("operation", 0),
     TableColumn("category", 1, only="page"),
-    TableColumn("events", 2, "count", "stats.count"),
-    TableColumn("total", 3, "ns", "stats.total", only="page"),
-    TableColumn("mean", 4, "ns", "stats.mean"),
-    TableColumn("median", 5, "ns", "stats.median", drop=3),
-    TableColumn("shortest", 6, "ns", "stats.shortest", drop=2),
-    TableColumn("longest", 7, "ns", "stats.longest_event"),
-    TableColumn("deviation", 8, "ns", "stats.deviation", drop=1),
+    TableColumn("events", 2, "count", "stats.ops.cnt"),
+    TableColumn("total", 3, "ns", "pages.operation_total", only="page"),
+    TableColumn("mean", 4, "ns", "stats.ops.avg_ns"),
+    TableColumn("median", 5, "ns", "stats.ops.median_ns", drop=3),
+    TableColumn("shortest", 6, "ns", "stats.ops.min_ns", drop=2),
+    TableColumn("longest", 7, "ns", "stats.ops.max_ns"),
+    TableColumn("deviation", 8, "ns", "pages.deviation", drop=1),
 )
 _MOST_NAMES = 10
 
@@ -33,10 +33,10 @@ def ranks(time: StepTime) -> ResultTable:
         caption="Mean step of each rank, and the sums of its operators",
         columns=(
             TableColumn("rank", 0),
-            TableColumn("step", 1, "ns", "stats.rank"),
+            TableColumn("step", 1, "ns", "pages.rank_step"),
             *(
-                TableColumn(name, place, "ns", "stats.part")
-                for place, name in enumerate(_PARTS.values(), 2)
+                TableColumn(name, place, "ns", f"stats.ranks.{part}_ns")
+                for place, (part, name) in enumerate(_PARTS.items(), 2)
             ),
         ),
         rows=[
@@ -57,11 +57,11 @@ def categories(statistics: Statistics) -> ResultTable:
         caption="Categories, the longest first",
         columns=(
             TableColumn("category", 0),
-            TableColumn("operations", 1, "count", "stats.operations", drop=1),
-            TableColumn("events", 2, "count", "stats.count"),
-            TableColumn("time", 3, "ns", "stats.total"),
-            TableColumn("mean", 4, "ns", "stats.mean"),
-            TableColumn("longest operation", 5, "ns", "stats.longest"),
+            TableColumn("operations", 1, "count", "stats.categories.op_cnt", drop=1),
+            TableColumn("events", 2, "count", "stats.categories.cnt"),
+            TableColumn("time", 3, "ns", "stats.categories.time_ns"),
+            TableColumn("mean", 4, "ns", "stats.categories.avg_ns"),
+            TableColumn("longest operation", 5, "ns", "stats.categories.max_ns"),
         ),
         rows=sorted(rows, key=lambda row: -row[3]),
     )

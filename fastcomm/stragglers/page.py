@@ -53,14 +53,14 @@ def _facts(result: Stragglers) -> tuple[Fact, ...]:
         pages.fact(
             "stragglers.slowdown", slowdown, pages.times, label="the time of an ideal step"
         ),
-        pages.fact("stragglers.step_ns", step, pages.ns, label="per step"),
-        pages.fact("stragglers.ideal_ns", ideal, pages.ns, label="an ideal step"),
-        pages.fact("stragglers.launch", launch, pages.percent, label="launch delays"),
+        pages.fact("stragglers.step_time_mean_ns.nodelay", step, pages.ns, label="per step"),
         pages.fact(
-            "stragglers.last_stage", last, pages.percent, label=last_label, why=last_why
+            "stragglers.step_time_mean_ns.ideal", ideal, pages.ns, label="an ideal step"
         ),
+        pages.fact("pages.launch_delays", launch, pages.percent, label="launch delays"),
+        pages.fact("stragglers.m_s", last, pages.percent, label=last_label, why=last_why),
         pages.fact(
-            "stragglers.worst", worst, pages.percent, label="from the worst ranks", why=_LITTLE
+            "stragglers.m_w", worst, pages.percent, label="from the worst ranks", why=_LITTLE
         ),
     )
 
@@ -86,7 +86,7 @@ def _workers(result: Stragglers) -> Section:
         "Slowdown of each worker",
         f"Heat map of {len(workers)} data ranks and {grid.shape[1]} stages.",
         chart,
-        "stragglers.worker",
+        "stragglers.worker_slowdown",
         chart_note=f"A cell shows the largest of {share} data ranks." if share > 1 else "",
     )
     ranks = ", ".join(map(str, result.worst_ranks))
@@ -122,7 +122,7 @@ def _parts(result: Stragglers) -> Section:
         title="Slowdown caused by each alone",
         alt="Bars of the slowdown by data rank, stage or operation; the tables have all.",
         views=tuple(views),
-        terms=("stragglers.alone",),
+        terms=tuple(f"stragglers.slowdown_by_{kind}" for kind, _ in tables.ATTRIBUTED),
         choice="By",
     )
     return Section(
@@ -130,7 +130,7 @@ def _parts(result: Stragglers) -> Section:
         title=title,
         lead=(
             f"The operation {first} causes the most: alone, it makes a step take ",
-            pages.fact("stragglers.alone", value, pages.times),
+            pages.fact("stragglers.slowdown_by_optype", value, pages.times),
             " the ideal time.",
         ),
         blocks=(drawn, *map(pages.shown, tables.parts(result))),
@@ -142,15 +142,15 @@ def _steps(result: Stragglers) -> Section:
     times = (result.nodelay.whole.tolist(), result.ideal.whole.tolist())
     heads: list[pages.Head] = [
         "step",
-        ("as measured", "stragglers.step_ns", pages.ns),
-        ("ideal", "stragglers.ideal_ns", pages.ns),
+        ("as measured", "stragglers.step_time_mean_ns.nodelay", pages.ns),
+        ("ideal", "stragglers.step_time_mean_ns.ideal", pages.ns),
     ]
     drawn = figure(
         "steps-chart",
         "Time of each step",
         "Lines of the recorded, the replayed and the ideal time of each step.",
         _lines(result),
-        *("stragglers.step_ns", "stragglers.ideal_ns"),
+        *("stragglers.step_time_mean_ns.nodelay", "stragglers.step_time_mean_ns.ideal"),
         table=table("steps-table", "Steps", heads, zip(result.chosen, *times, strict=True)),
     )
     return Section(

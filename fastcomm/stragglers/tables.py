@@ -42,7 +42,7 @@ def parts(stragglers: Stragglers) -> list[ResultTable]:
                     "slowdown caused alone",
                     lambda pair: pair[1],
                     "factor",
-                    "stragglers.alone",
+                    f"stragglers.slowdown_by_{kind}",
                     digits=4,
                 ),
             ),

@@ -132,7 +132,7 @@ def _lead(timeline: Timeline) -> Sentence:
     work = "operators" if timeline.is_host_run else "compute and copies"
     return (
         f"Step {step.number} ({step.label}) of {many(len(timeline.ranks), 'rank')} takes ",
-        pages.fact("timeline.length", step.length, pages.ns),
+        pages.fact("pages.timeline_length", step.length, pages.ns),
         f". Of each rank, the upper lane is {work}, the lower one communication; its pale part "
         "waits for the last rank. Click a collective to see all its ranks.",
     )

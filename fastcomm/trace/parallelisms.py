@@ -35,7 +35,6 @@ class Parallelism:
     """
 
     tag: str
-    title: str
     other_name: str | None = None  # in edits
     groups: tuple[str, ...] = ()
     mesh: tuple[str, ...] = ()
@@ -58,7 +57,6 @@ _DATA = r"DATA_PARALLEL_GROUP(_WITH_CP|_AG|_WITH_GTP_REMAT)*"
 PARALLELISMS = (
     Parallelism(
         tag="DP",
-        title="data parallel",
         other_name="data",
         groups=(
             rf"(EXPERT_)?{_DATA}",
@@ -97,7 +95,6 @@ PARALLELISMS = (
     ),
     Parallelism(
         tag="TP",
-        title="tensor parallel",
         other_name="tensor",
         groups=(
             r"TENSOR_MODEL_PARALLEL_GROUP",
@@ -117,7 +114,6 @@ PARALLELISMS = (
     ),
     Parallelism(
         tag="PP",
-        title="pipeline parallel",
         other_name="pipeline",
         groups=(
             r"PIPELINE_MODEL_PARALLEL_GROUP",
@@ -135,7 +131,6 @@ PARALLELISMS = (
     ),
     Parallelism(
         tag="EP",
-        title="expert parallel",
         other_name="expert",
         groups=(
             r"EXPERT_MODEL_PARALLEL_GROUP",
@@ -154,7 +149,6 @@ PARALLELISMS = (
     ),
     Parallelism(
         tag="CP",
-        title="context parallel",
         other_name="context",
         groups=(
             r"CONTEXT_PARALLEL_GROUP",
@@ -174,7 +168,6 @@ PARALLELISMS = (
     ),
     Parallelism(
         tag="OTHER",
-        title="unattributed",
         groups=(
             r"MODEL_PARALLEL_GROUP",  # norms and flags over TP and PP, and so the rest
             r"CONTEXT_AND_MODEL_PARALLEL_GROUP",

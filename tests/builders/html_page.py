@@ -10,7 +10,7 @@ import pyarrow as pa
 from fastcomm.metrics.links import Link
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.skew import Skew, Wait
-from fastcomm.show.glossary import GLOSSARY
+from fastcomm.show.definitions import definition
 
 VOID = {"meta", "link", "input", "br"}
 
@@ -104,7 +104,7 @@ def assert_sound(tree):
     _assert_structure(tree)
     ids = {each.attrs["id"] for each in tree.all(id=...)}
     for number in tree.all(class_="num"):
-        assert _key(number) in GLOSSARY, number.text
+        assert definition(_key(number)).meaning, number.text
         assert f"def-{_key(number)}" in ids
     for images in charts(tree).values():
         for image in images:

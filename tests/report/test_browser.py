@@ -129,7 +129,7 @@ def test_a_click_on_a_column_head_sorts(opened):
 
 def test_focus_and_hover_show_what_a_number_means(opened):
     page, tip = opened.page, opened.page.locator("#tip")
-    page.locator(".facts .num[data-def='exposed.wait']").focus()
+    page.locator(".facts .num[data-def='pages.exposed_wait']").focus()
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Tab")
     assert "Exposed waiting" in tip.text_content()

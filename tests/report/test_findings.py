@@ -104,7 +104,10 @@ def test_tokens_per_step_give_the_throughput(found):
         }
     )
     fact = findings.facts(told, "")[1]
-    assert (fact.key, fact.label[-10:]) == ("throughput.tokens", f"MFU 40.0{THIN}%")
+    assert (fact.key, fact.label[-10:]) == (
+        "metrics.throughput.tokens_per_s",
+        f"MFU 40.0{THIN}%",
+    )
     assert "tokens/s/GPU" in told.throughput.sentence
     assert findings.facts(replace(found, flops=flops), "")[1].label == "MFU"
     assert set(found.to_dict()["throughput"].values()) == {None}
