@@ -94,6 +94,11 @@ CALLS = [
         f"isp --model llama3-8b --trainer internevo --cluster h100 --sensitivity {SEARCH}",
         0,
     ),
+    (
+        "isp",
+        f"isp --model mixtral-8x7b --trainer internevo --memory 160GiB --sensitivity {SEARCH}",
+        0,
+    ),
     ("isp", f"isp --model llama3-8b --cluster h100 {SEARCH}", 0),
     ("isp", f"isp --model llama3-8b --cluster h100 --launch megatron {SEARCH}", 0),
     ("isp", f"isp --model 7B --compat isp-2025 {SEARCH}", 0),
