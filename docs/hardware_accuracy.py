@@ -474,10 +474,10 @@ _HEAD = """\
 # Measured hardware: how far off
 
 How far are predicted times of kernels and collectives from measured ones? This page is for
-readers who judge `fastcomm isp price`. `docs/hardware_accuracy.py` fits surfaces to four fifths
-of the shapes that NVIDIA AIConfigurator measured (Apache-2.0; not part of fastcomm), and writes
-this page: median absolute errors in % on the other fifth, by size. "90 % below" is the 90th
-percentile.
+readers who judge `fastcomm plan price`. `docs/hardware_accuracy.py` fits surfaces to four
+fifths of the shapes that NVIDIA AIConfigurator measured (Apache-2.0; not part of fastcomm),
+and writes this page: median absolute errors in % on the other fifth, by size. "90 % below" is
+the 90th percentile.
 
 A surface is a grid of times at knots: 20 to 2000 numbers for 20 to 30 000 measurements. Between
 the knots the logarithm of the time is linear in the logarithms of the sizes. Times never fall

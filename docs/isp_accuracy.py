@@ -22,7 +22,7 @@ PAGE = Path(__file__).with_name("isp-accuracy.md")
 ANY = MicroBatchRule(least=1, most=1 << 50)
 _GIB = 2**30
 _HEAD = """\
-# Strategy search: how far off
+# Sequence parallelism: how far off
 
 How accurate are the predictions of `fastcomm isp`? This page compares them with published
 measurements, for readers who choose a strategy by them. No constant was fitted to the

@@ -58,7 +58,8 @@ _OPTIONS_HEAD = """\
 
 An option has the same meaning in every command that has it. `fastcomm COMMAND --help` shows the
 common options of a command, `--help-all` all of them. Choices and defaults are on [the page of
-commands](cli.md); defaults that differ by command are here, too.
+commands](cli.md); defaults that differ by command are here, too. `--global-batch` counts tokens
+for `isp`, and sequences for `plan`.
 """
 
 
@@ -79,7 +80,7 @@ def cli_page() -> str:
 
 
 def commands() -> dict[str, click.Command]:
-    """Return commands and subcommands by name, such as "isp" or "dispatch sweep"."""
+    """Return commands and subcommands by name, such as "plan" or "plan price"."""
     by_name = {}
     context = click.Context(main)
     for name in main.list_commands(context):

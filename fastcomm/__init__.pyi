@@ -8,8 +8,9 @@ from fastcomm.dispatch.recipe import Recipe as Recipe
 from fastcomm.dispatch.workload import Workload as Workload
 from fastcomm.dispatch.workload import open_workload as open_workload
 from fastcomm.errors import FastcommError as FastcommError
+from fastcomm.isp.analysis import search_strategies as search_strategies
 from fastcomm.metrics.result import Metrics as Metrics
-from fastcomm.planning.analysis import search_strategies as search_strategies
+from fastcomm.planning.analysis import plan as plan
 from fastcomm.replay.analysis import replay_trial as replay_trial
 from fastcomm.run import Run as Run
 from fastcomm.run import compare as compare

@@ -116,7 +116,7 @@ class Model:
     latent: Latent | None = None
     experts: Experts | None = None
     tied: bool = False  # whether embedding and head are one matrix
-    mtp_layers: int = 0  # layers that predict a second token; only fixed strategies count them
+    mtp_layers: int = 0  # layers that predict a second token; only plans count them
     window: int = 0  # tokens of a sliding window on every second layer; as `mtp_layers`
 
     @property

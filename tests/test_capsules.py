@@ -5,8 +5,8 @@ import pytest
 
 from fastcomm.critical_path.search import analyze, joined
 from fastcomm.formats.runs import open_run
+from fastcomm.isp.analysis import search_strategies
 from fastcomm.isp.search import SearchSweep, SweepPoint
-from fastcomm.planning.analysis import search_strategies
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
 

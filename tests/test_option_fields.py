@@ -13,6 +13,7 @@ from fastcomm.critical_path import options as critical_path_options
 from fastcomm.device_work import options as device_work_options
 from fastcomm.dispatch import options as dispatch_options
 from fastcomm.errors import ConfigError
+from fastcomm.isp import options as isp_options
 from fastcomm.metrics import options as metrics_options
 from fastcomm.option_fields import OUTPUT, CheckedOptions, field_infos, option_field, takes
 from fastcomm.planning import options as plan_options
@@ -23,7 +24,7 @@ from fastcomm.units import Duration, Rate
 
 CLASSES = [
     kind
-    for module in (fastcomm_options, plan_options)
+    for module in (fastcomm_options, isp_options, plan_options)
     for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, CheckedOptions)
@@ -124,7 +125,8 @@ def test_the_docstring_of_a_function_lists_the_fields():
         (fastcomm.replay_trial, replay_options.TrialReplayOptions),
         (fastcomm.CriticalPath.what_if, fastcomm_options.EditOptions),
         (fastcomm.simulate_dispatch, dispatch_options.DispatchOptions),
-        (fastcomm.search_strategies, plan_options.SearchOptions),
+        (fastcomm.plan, plan_options.PlanOptions),
+        (fastcomm.search_strategies, isp_options.SearchOptions),
     ],
 )
 def test_functions_of_the_api_list_their_options(function, kind):

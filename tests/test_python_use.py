@@ -14,7 +14,7 @@ from fastcomm.cli.main import main
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
 
-PLAN = {"model": "llama3-8b", "global_batch": 256}
+PLAN = {"model": "llama3-8b", "gpus": 64, "global_batch": 256}
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +76,15 @@ def test_a_sweep_is_in_the_repr(run):
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "values", [{"cluster": "H100", "gpus": 64}, {"cluster": "h100", "gpus": [64]}]
-)
-def test_case_and_lists_of_one_do_not_choose_another_search(values):
-    expected = fastcomm.search_strategies(**PLAN, cluster="h100", gpus=64)
-    assert fastcomm.search_strategies(**PLAN, **values).to_dict() == expected.to_dict()
+def test_the_case_of_a_cluster_has_no_effect():
+    expected = fastcomm.plan(**PLAN, cluster="h100")
+    assert fastcomm.plan(**PLAN, cluster="H100").to_dict() == expected.to_dict()
+
+
+def test_a_list_of_one_number_is_the_number():
+    asked = {"model": "7B", "seq_len": 4096, "global_batch": "1Mi"}
+    expected = fastcomm.search_strategies(**asked, gpus=16)
+    assert fastcomm.search_strategies(**asked, gpus=[16]).to_dict() == expected.to_dict()
 
 
 def test_a_script_without_a_guard_has_workers(folder, tmp_path):

@@ -21,13 +21,14 @@ from fastcomm.formats.dpro.statistics import statistics, step_time
 from fastcomm.info.doctor import examine
 from fastcomm.isp import question, search
 from fastcomm.isp.calibration import setting
-from fastcomm.planning.options import SearchOptions
+from fastcomm.isp.options import SearchOptions
 from fastcomm.result import SCHEMA_VERSION, Result, TableResult
 from fastcomm.stats.analysis import RunStatistics
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
 
 SEARCH = "--world-size 16 --seq-len 8Ki --global-batch 1Mi"
+JOB = "--model llama3-8b --gpus 16 --cluster h100 --global-batch 128"
 SHAPE = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --topk 2"
 
 
@@ -89,18 +90,12 @@ CALLS = [
     ("stragglers", "stragglers {table}/table.parquet", 0),
     ("stragglers", "stragglers {table}/table.parquet --threshold 9", 0),
     ("stragglers", "stragglers {table}/table.parquet --heal rank:1", 0),
-    (
-        "isp",
-        f"isp --model llama3-8b --trainer internevo --cluster h100 --sensitivity {SEARCH}",
-        0,
-    ),
-    (
-        "isp",
-        f"isp --model mixtral-8x7b --trainer internevo --memory 160GiB --sensitivity {SEARCH}",
-        0,
-    ),
-    ("isp", f"isp --model llama3-8b --cluster h100 {SEARCH}", 0),
-    ("isp", f"isp --model llama3-8b --cluster h100 --launch megatron {SEARCH}", 0),
+    ("plan", f"plan {JOB}", 0),
+    ("plan", f"plan {JOB} --launch megatron", 0),
+    ("plan", f"plan {JOB} --memory 1GiB", 1),
+    ("plan-price", f"plan price {JOB} --strategy tp=2", 0),
+    ("isp", f"isp --model llama3-8b --cluster h100 --sensitivity {SEARCH}", 0),
+    ("isp", f"isp --model mixtral-8x7b --memory 160GiB --sensitivity {SEARCH}", 0),
     ("isp", f"isp --model 7B --compat isp-2025 {SEARCH}", 0),
     ("isp", f"isp --model 7B --calibrate {{run}} {SEARCH}", 0),
     ("isp", f"isp --model 7B --compat isp-2025 --calibrate {{run}} {SEARCH}", 0),
@@ -151,7 +146,7 @@ def test_every_command_with_json_has_a_schema():
     commands = {name: main.get_command(None, name) for name in COMMANDS}
     dispatch = commands["dispatch"].commands
     commands |= {f"dispatch-{name}": dispatch[name] for name in dispatch}
-    commands |= {f"isp-{name}": inner for name, inner in commands["isp"].commands.items()}
+    commands |= {f"plan-{name}": inner for name, inner in commands["plan"].commands.items()}
     known = {
         name
         for name, command in commands.items()
@@ -190,14 +185,23 @@ def searched(seq_lens):
 ASKED = {"model": "llama3-8b", "gpus": 16, "cluster": "h100", "global_batch": 64}
 
 
-def test_a_search_from_python_is_that_of_the_command():
-    """Where the trainer's strategies are searched, and where InternEvo's are."""
-    for asked in (ASKED, ASKED | {"cluster": "a800", "seq_len": "8Ki", "global_batch": "1Mi"}):
-        words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
-        found = json.loads(invoke("isp", *words, "--json").stdout)
-        assert json.loads(json.dumps(fastcomm.search_strategies(**asked).to_dict())) == found
+SEARCHES = {
+    "plan": (fastcomm.plan, ASKED),
+    "isp": (
+        fastcomm.search_strategies,
+        ASKED | {"cluster": "a800", "seq_len": "8Ki", "global_batch": "1Mi"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_from_python_is_that_of_the_command(name):
+    function, asked = SEARCHES[name]
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+    found = json.loads(invoke(name, *words, "--json").stdout)
+    assert json.loads(json.dumps(function(**asked).to_dict())) == found
     with pytest.raises(FastcommError, match="gpus or world_size"):
-        fastcomm.search_strategies(**ASKED, world_size=16)
+        function(**asked, world_size=16)
 
 
 def test_runs_are_compared_as_the_command_compares_them(inputs, tmp_path):
@@ -237,7 +241,7 @@ RESULTS = {
     "stragglers": lambda _, table: fastcomm.find_stragglers(table),
     "search": lambda *_: searched(()),
     "search sweep": lambda *_: searched((4096,)),
-    "search of a trainer": lambda *_: fastcomm.search_strategies(**ASKED),
+    "plan": lambda *_: fastcomm.plan(**ASKED),
     "dispatch": lambda *_: fastcomm.simulate_dispatch(fastcomm.Workload.of(RECIPE), ["deepep"]),
     "place": lambda *_: placed("local"),
     "dispatch sweep": lambda *_: simulation.sweep(

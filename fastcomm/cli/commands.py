@@ -332,7 +332,7 @@ class OptionsCommand(cloup.Command):
 
 
 class ParentCommand(OptionsCommand):
-    """A command with options of its own that also has commands: ``isp``, ``isp price``."""
+    """A command with options of its own that also has commands: ``plan``, ``plan price``."""
 
     def __init__(self, *args: Any, **attrs: Any) -> None:
         """Create a command without commands; `attrs` are those of `OptionsCommand`."""

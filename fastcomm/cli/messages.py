@@ -8,6 +8,7 @@ first error, and whether there was one is looked at once, at the end.
 import io
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,9 @@ from typing import Any
 
 import click
 
+from fastcomm.checks import option_name
 from fastcomm.errors import Lines, inert, inert_lines
+from fastcomm.units import parse_quantity
 
 _LOG = logging.getLogger("fastcomm")
 _LEAST_WIDTH = 40
@@ -98,6 +101,26 @@ def warn(warnings: Iterable[str]) -> None:
     """Log each warning, which --quiet suppresses."""
     for warning in warnings:
         _LOG.warning("warning: %s", warning)
+
+
+_DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")
+
+
+def decimal_units(options: object, names: Iterable[str]) -> Iterator[str]:
+    """Yield a warning for each decimal unit: "8k" tokens are 8000, and 8Ki is usual.
+
+    `names` are the fields of the options that count tokens.
+    """
+    for name in names:
+        for part in map(str.strip, str(getattr(options, name)).split(",")):
+            if not (match := _DECIMAL.fullmatch(part)):
+                continue
+            binary = f"{match[1]}{match[2].upper()}i"
+            tokens = parse_quantity(part, name.replace("_", " "))
+            yield (
+                f"{option_name(name)} {part} is {tokens} tokens; {binary} is "
+                f"{float(match[1]) * parse_quantity(f'1{match[2]}i', name):.0f}"
+            )
 
 
 _CLOSED = -1  # no file descriptor: writing to it fails

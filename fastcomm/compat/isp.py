@@ -25,12 +25,12 @@ from fastcomm.hardware.clusters import Cluster, load
 from fastcomm.isp import question as questions
 from fastcomm.isp.calibration import Setting, setting
 from fastcomm.isp.layer import Array
+from fastcomm.isp.options import SearchOptions
 from fastcomm.isp.price import Costs
 from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult
 from fastcomm.isp.space import IntArray
 from fastcomm.option_fields import build, shows
-from fastcomm.planning.options import SearchOptions
 from fastcomm.units import parse_quantity
 
 SpaceColumns = dict[str, NDArray[np.float64]]
@@ -73,7 +73,7 @@ _WORLD = 1 << 40
 _NO_TABLES = "no measured tables: times of GEMMs and attention are by formulas"
 _REASONS = ("candidates", "divisibility", "memory", "table")
 _WITHOUT_EFFECT = (
-    *("precision", "fix", "interleave", "ep_sizes", "any_schedule", "overlap_grad"),
+    *("interleave", "ep_sizes", "any_schedule", "overlap_grad"),
     *("grad_sync", "param_sync", "overlap_weights", "comm_model", "imbalance", "dispatch"),
     *("overlap_experts", "p2p"),
 )

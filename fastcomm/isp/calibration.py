@@ -23,7 +23,7 @@ from fastcomm.hardware.calibration import (
     read_measurements,
 )
 from fastcomm.hardware.clusters import Cluster, load
-from fastcomm.planning.options import SearchOptions
+from fastcomm.isp.options import SearchOptions
 from fastcomm.trace.schema import OPS
 from fastcomm.units import enumeration
 

@@ -31,7 +31,6 @@ from fastcomm.isp.space import (
     candidate_stages,
     experts_of,
 )
-from fastcomm.trainers import TRAINERS
 
 Costs = dict[str, Array | float]  # seconds and rates by name
 BytesByName = dict[str, Array | float]  # bytes by name
@@ -232,6 +231,9 @@ def _parameters(
 
 # Bytes of the CUDA context, NCCL buffers and fragmentation.
 CONTEXT_BYTES = 1.5e9
+# Bytes a parameter that the optimizer's step needs besides its states: an fp32 gradient and
+# flat buffers (InternEvo's own table of memory).
+_STEP_BYTES = 16
 
 
 def memory(grid: StrategyGrid, question: Question) -> BytesByName:
@@ -266,7 +268,7 @@ def _stage(grid: StrategyGrid, question: Question, place: int) -> BytesByName:
         for terms in (activations, others)
     )
     fixed = weights + grads + 12 * states
-    peak = fixed + TRAINERS["internevo"].transient * states
+    peak = fixed + _STEP_BYTES * states
     return {
         "total_mm_cost": CONTEXT_BYTES + np.maximum(fixed + activation + buffers, peak),
         "os_mm_cost": 12 * states,

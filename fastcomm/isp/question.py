@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fastcomm.checks import IMBALANCE, PENALTY, RANKS, non_default
 from fastcomm.errors import ConfigError
+from fastcomm.isp.options import BatchOptions, QuantityTexts, SearchOptions
 from fastcomm.models import Model, load
-from fastcomm.planning.options import QuantityTexts, SearchOptions
 from fastcomm.units import parse_quantity
 
 ALGOS = ("isp", "msp", "fsp", "mtp")
@@ -230,7 +230,7 @@ def _refuse_range(text: str | float | None) -> None:
 _LEAST_MEMORY = 1 << 20  # bytes; a smaller number lacks its unit
 
 
-def memory_limit(options: SearchOptions) -> int | None:
+def memory_limit(options: BatchOptions) -> int | None:
     """Return the memory of a GPU in bytes. Raises `ConfigError` for a number without unit."""
     if options.memory is None:
         return None

@@ -1,4 +1,4 @@
-"""A training job with a fixed strategy, as `fastcomm isp price` and `evaluate` take it.
+"""A training job with a fixed strategy, as `fastcomm plan price` and `evaluate` take it.
 
 A batch counts sequences, sizes of parallelism count ranks.
 """
@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from fastcomm.checks import RANKS, invalid_value
+from fastcomm.checks import RANKS, invalid, invalid_value, option_name
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.clusters import Cluster
+from fastcomm.hardware.clusters import Cluster, shipped
+from fastcomm.hardware.clusters import load as load_cluster
 from fastcomm.hardware.gpus import gpu
+from fastcomm.isp.question import memory_limit
 from fastcomm.models import Model
-from fastcomm.trainers import DEFAULT, TRAINERS, Trainer
+from fastcomm.models import load as load_model
+from fastcomm.planning.options import JobOptions
+from fastcomm.planning.trainers import DEFAULT, TRAINERS, Trainer
 from fastcomm.units import parse_quantity
 
 RECOMPUTE = ("none", "selective", "partial", "full")
@@ -368,3 +372,65 @@ def parse_date(text: str, where: str) -> float:
     if not match or not _YEARS[0] < int(match[1]) < _YEARS[1]:
         raise invalid_value(where, text, "a year or a month, as in 2024 or 2024-07")
     return int(match[1]) + ((int(match[2]) - 0.5) / 12 if match[2] else 0.5)
+
+
+_SEQ_LEN = 8192
+_MOST_SEQUENCES = 1 << 20  # of a step; more are probably tokens
+_EXAMPLES = {"model": "llama3-70b", "world_size": "256", "global_batch": "512"}
+
+
+def measured_cluster(options: JobOptions) -> Cluster:
+    """Return the cluster of the options. Raises `ConfigError` if its GPU is not measured."""
+    cluster = load_cluster(options.cluster or "dgx-h100")
+    if not cluster.gpu:
+        names = ", ".join(name for name in shipped() if load_cluster(name).gpu)
+        raise ConfigError(
+            f"--cluster {options.cluster}: no measured GPU; take {names}, or add the key gpu "
+            "to your file"
+        )
+    return cluster
+
+
+def job_of(
+    options: JobOptions,
+    cluster: Cluster,
+    models: Mapping[str, Model] | None = None,
+    usable: float = 1.0,
+) -> Plan:
+    """Return the job that options describe, with the default strategy.
+
+    Parameters
+    ----------
+    options
+        Model, GPUs and batch.
+    cluster
+        The cluster that they name.
+    models
+        Models by name, besides the presets.
+    usable
+        Share of a GPU's memory that a strategy may need, if the options have no limit.
+
+    Raises
+    ------
+    ConfigError
+        If an option is missing or invalid.
+
+    """
+    missing = {name: text for name, text in _EXAMPLES.items() if getattr(options, name) is None}
+    if missing:
+        shown = {option_name(name): text for name, text in missing.items()}
+        example = " ".join(f"{name} {text}" for name, text in shown.items())
+        raise ConfigError(f"missing {', '.join(shown)}; for example: {example}")
+    name, batch = str(options.model), parse_quantity(str(options.global_batch), "global batch")
+    if batch > _MOST_SEQUENCES:
+        expected = f"at most {_MOST_SEQUENCES} sequences; tokens are not counted"
+        raise invalid("global batch", repr(str(options.global_batch)), expected)
+    model = (models or {}).get(name) or load_model(name)
+    return Plan.on(
+        cluster,
+        model=model if options.vocab is None else replace(model, vocab=int(options.vocab)),
+        gpus=parse_quantity(str(options.world_size), "world size", RANKS.most),
+        global_batch=batch,
+        seq_len=int(options.seq_len or _SEQ_LEN),
+        memory=memory_limit(options) or usable * cluster.memory,
+    )

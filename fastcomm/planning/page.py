@@ -32,7 +32,7 @@ _NS = 1e9
 _POINTS = 1200
 _DRAWN = 12  # layouts as bars
 _RANKED = 50  # layouts in the table
-_SPEED, _MEMORY = "isp.layouts.tokens_per_s_per_gpu", "isp.layouts.memory_bytes"
+_SPEED, _MEMORY = "plan.layouts.tokens_per_s_per_gpu", "plan.layouts.memory_bytes"
 # Groups of terms of the step time, with the look of each.
 _GROUPS = {
     "compute": (
@@ -66,8 +66,8 @@ def page(result: PlanSearch) -> Page:
         headline=headline,
         facts=(
             *_facts(best),
-            pages.fact("isp.candidates", result.candidates, pages.whole, label="candidates"),
-            pages.fact("isp.feasible", len(result.plans), pages.whole, label="fit in memory"),
+            pages.fact("plan.candidates", result.candidates, pages.whole, label="candidates"),
+            pages.fact("plan.feasible", len(result.plans), pages.whole, label="fit in memory"),
         ),
         sections=(_ranking(result, prices), _front(result), _terms(best)) if best else (),
         warnings=(result.note,) if result.note else (),
@@ -82,8 +82,8 @@ def _facts(best: PlanPrice | None) -> list[Fact]:
         values = best.tokens_per_s_per_gpu, step_ns, best.mfu, best.memory_bytes
     names = (
         (_SPEED, "tokens/s/GPU", pages.whole),
-        ("isp.layouts.step_ns", "step", pages.ns),
-        ("isp.layouts.mfu", "MFU", pages.percent),
+        ("plan.layouts.step_ns", "step", pages.ns),
+        ("plan.layouts.mfu", "MFU", pages.percent),
         (_MEMORY, "memory", format_gib),
     )
     return [
@@ -106,7 +106,7 @@ def _ranking(result: PlanSearch, prices: Sequence[PlanPrice]) -> Section:
         "Step of the fastest layouts, by what takes the time",
         "Stacked bars of seconds; the table has all numbers.",
         _stacked(prices[:_DRAWN]),
-        "isp.layouts.step_ns",
+        "plan.layouts.step_ns",
     )
     more = len(result.layouts) - len(prices)
     note = f" The table leaves out {pages.many(more, 'slower layout')}." if more > 0 else ""
@@ -165,9 +165,9 @@ def _table(prices: Sequence[PlanPrice]) -> PageTable:
     heads: list[pages.Head] = [
         "layout",
         ("tokens/s/GPU", _SPEED, pages.whole),
-        ("MFU", "isp.layouts.mfu", pages.percent),
+        ("MFU", "plan.layouts.mfu", pages.percent),
         ("memory", _MEMORY, format_gib),
-        ("step", "isp.layouts.step_ns", pages.ns),
+        ("step", "plan.layouts.step_ns", pages.ns),
         ("virtual stages", "pages.virtual_stages", pages.whole),
         *([("tensor of experts", "pages.expert_tensor", pages.whole)] if has_experts else []),
         ("micro-batches", "pages.micro_batches", pages.whole),

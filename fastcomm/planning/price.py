@@ -39,7 +39,7 @@ class Constants:
     """What no data sheet and no kernel tells; `CALIBRATED` names those that are fitted.
 
     Each has one meaning. The values of `CALIBRATED` are fitted to published runs, see
-    docs/isp-runs.md; the start of collectives between nodes is an assumption.
+    docs/plan-runs.md; the start of collectives between nodes is an assumption.
     """
 
     # Share of the bandwidth between nodes that collectives reach.

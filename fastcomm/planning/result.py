@@ -1,4 +1,4 @@
-"""Results of `fastcomm isp price` and `fastcomm isp evaluate`, and the error to expect."""
+"""Results of `fastcomm plan price` and `fastcomm plan evaluate`, and the error to expect."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -7,14 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastcomm.errors import ConfigError
-from fastcomm.hardware.clusters import load as load_cluster
-from fastcomm.hardware.clusters import shipped
 from fastcomm.hardware.gpus import gpu
 from fastcomm.models import Model
-from fastcomm.models import load as load_model
-from fastcomm.planning.job import Plan, with_strategy
-from fastcomm.planning.options import PlanOptions
+from fastcomm.planning.job import Plan, job_of, measured_cluster, with_strategy
+from fastcomm.planning.options import PriceOptions
 from fastcomm.planning.price import PlanPrice
 from fastcomm.planning.runs import (
     FailedRow,
@@ -25,11 +21,11 @@ from fastcomm.planning.runs import (
     is_fp8,
 )
 from fastcomm.result import TableResult
-from fastcomm.units import format_gib, format_s, parse_quantity, signed_percent
+from fastcomm.units import format_gib, format_s, signed_percent
 
 # Median and 90th percentile of absolute errors of the throughput on runs held out, by whether
-# the model has experts and trains in FP8: the table of docs/isp-runs.md. Smallest and largest
-# of what these runs have: beyond, no error is known. Both are written by docs/isp_runs.py.
+# the model has experts and trains in FP8: the table of docs/plan-runs.md. Smallest and largest
+# of what these runs have: beyond, no error is known. Both are written by docs/plan_runs.py.
 EXPECTED = {
     (False, False): (0.046, 0.12),
     (False, True): (0.062, 0.12),
@@ -106,15 +102,7 @@ def unmeasured(plan: Plan) -> list[str]:
     return texts
 
 
-def _one(text: object, option: str) -> int:
-    if text is None:
-        raise ConfigError(f"Missing option --{option}.")
-    if "," in str(text) or "-" in str(text):
-        raise ConfigError(f"--{option} {text}: expected one number to price one strategy")
-    return parse_quantity(str(text), option)
-
-
-def plan_of(options: PlanOptions, models: Mapping[str, Model]) -> tuple[Plan, str]:
+def plan_of(options: PriceOptions, models: Mapping[str, Model]) -> tuple[Plan, str]:
     """Return the plan that options describe, and a note on what is not measured.
 
     Raises
@@ -123,25 +111,8 @@ def plan_of(options: PlanOptions, models: Mapping[str, Model]) -> tuple[Plan, st
         If an option is missing or invalid, or the cluster names no measured GPU.
 
     """
-    if options.model is None:
-        raise ConfigError("Missing option --model.")
-    model = models.get(str(options.model)) or load_model(str(options.model))
-    cluster = load_cluster(options.cluster or "dgx-h100")
-    if not cluster.gpu:
-        names = ", ".join(name for name in shipped() if load_cluster(name).gpu)
-        raise ConfigError(
-            f"--cluster {options.cluster}: no measured GPU; take {names}, or add the key gpu "
-            "to your file"
-        )
-    seq_len = _one(options.seq_len, "seq-len")
-    tokens = _one(options.global_batch, "global-batch")
-    if tokens % seq_len:
-        raise ConfigError(
-            f"global batch {tokens} is not a multiple of the sequence length {seq_len}"
-        )
-    gpus, batch = _one(options.world_size, "world-size"), tokens // seq_len
-    plan = Plan.on(cluster, model=model, gpus=gpus, global_batch=batch, seq_len=seq_len)
-    plan = with_strategy(plan, options.strategy or "")
+    cluster = measured_cluster(options)
+    plan = with_strategy(job_of(options, cluster, models), options.strategy or "")
     texts = [text for text in unmeasured(plan) if text not in cluster.note]
     return plan, "; ".join(filter(None, (*texts, cluster.note)))
 

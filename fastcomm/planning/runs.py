@@ -28,7 +28,7 @@ from fastcomm.planning.job import (
     virtual_stages,
 )
 from fastcomm.planning.price import CALIBRATED, Constants, PlanPrice, price_plan
-from fastcomm.trainers import DEFAULT
+from fastcomm.planning.trainers import DEFAULT
 from fastcomm.units import GIB, parse_quantity
 
 REQUIRED = ("model", "gpu", "gpus", "global_batch", "seq_len")

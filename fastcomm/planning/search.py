@@ -6,20 +6,22 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from fastcomm.checks import RANKS, option_name
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.clusters import load
 from fastcomm.hardware.gpus import Gpu, gpu
-from fastcomm.isp.question import memory_limit
 from fastcomm.isp.space import divisors
-from fastcomm.models import load as load_model
-from fastcomm.planning.job import Plan, strategy_values, virtual_stages, with_values
-from fastcomm.planning.options import SearchOptions
+from fastcomm.planning.job import (
+    Plan,
+    job_of,
+    measured_cluster,
+    strategy_values,
+    virtual_stages,
+    with_values,
+)
+from fastcomm.planning.options import PlanOptions
 from fastcomm.planning.price import Constants, PlanPrice, price_plan, priced
 from fastcomm.planning.result import PriceResult, expected_error, summary, unmeasured
 from fastcomm.result import TableResult
-from fastcomm.trainers import DEFAULT
-from fastcomm.units import format_gib, format_s, parse_quantity
+from fastcomm.units import format_gib, format_s
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -162,11 +164,8 @@ def bottleneck(price: PlanPrice) -> tuple[str, float]:
     return longest.name, longest.value / total.value
 
 
-_SEQ_LEN = 8192
-
-
-def search_plans(options: SearchOptions) -> PlanSearch:
-    """Search the strategies of a trainer, as `fastcomm isp --trainer` does.
+def search_plans(options: PlanOptions) -> PlanSearch:
+    """Search the strategies of a trainer, as `fastcomm plan` does.
 
     Raises
     ------
@@ -174,27 +173,10 @@ def search_plans(options: SearchOptions) -> PlanSearch:
         If an option is missing or invalid.
 
     """
-    cluster = load(options.cluster or "dgx-h100")
-    trainer = options.trainer or DEFAULT
-    if not cluster.gpu:
-        raise ConfigError(
-            f"--cluster {options.cluster}: no measured GPU, which --trainer {trainer} needs; "
-            "take dgx-a100, dgx-h100, dgx-b200 or gb200-nvl72, or --trainer internevo"
-        )
-    length = _SEQ_LEN if options.seq_len is None else options.seq_len
-    seq_len = parse_quantity(str(length), "sequence length")
-    batch = _sequences(options, seq_len)
-    model = load_model(str(options.model))
-    if options.vocab is not None:
-        model = replace(model, vocab=int(options.vocab))
-    job = Plan.on(
-        cluster,
-        model=model,
-        gpus=parse_quantity(str(options.world_size), "world size", RANKS.most),
-        global_batch=batch,
-        seq_len=seq_len,
-        memory=memory_limit(options) or _USABLE * cluster.memory,
-        trainer=trainer,
+    cluster = measured_cluster(options)
+    job = replace(
+        job_of(options, cluster, usable=_USABLE),
+        trainer=options.trainer,
         precision=_precision(options.precision, gpu(cluster.gpu)),
     )
     values = strategy_values(options.fix or "", "--fix")
@@ -203,29 +185,6 @@ def search_plans(options: SearchOptions) -> PlanSearch:
     result = rank(job, values, Constants())
     texts = [*unmeasured(job), *filter(None, [cluster.note])]
     return replace(result, note="; ".join(dict.fromkeys(texts)))
-
-
-def _sequences(options: SearchOptions, seq_len: int) -> int:
-    """Return the sequences of a step: a number without unit counts them, one with unit tokens.
-
-    Raises ConfigError if an option is missing, or the tokens are no whole sequences.
-    """
-    names = {"model": "llama3-70b", "world_size": "256", "global_batch": "512"}
-    missing = {n: text for n, text in names.items() if getattr(options, n) is None}
-    if missing:
-        shown = {option_name(name): text for name, text in missing.items()}
-        example = " ".join(f"{name} {text}" for name, text in shown.items())
-        raise ConfigError(f"missing {', '.join(shown)}; for example: {example}")
-    text = str(options.global_batch)
-    number = parse_quantity(text, "global batch")
-    if text.isdecimal():
-        return number
-    if number % seq_len:
-        raise ConfigError(
-            f"global batch {text}: {number} tokens are no multiple of the sequence length "
-            f"{seq_len}; a number without unit counts sequences"
-        )
-    return number // seq_len
 
 
 def _precision(text: str | None, chip: Gpu) -> str:

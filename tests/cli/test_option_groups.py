@@ -63,6 +63,8 @@ OWN_TYPE = {
     "--compat": "each command reproduces its own tool",
     "--format": "demo writes formats of traces, kernels formats of tables",
     "--seq-len": "isp takes several lengths, and units as in 64Ki",
+    "--world-size": "isp takes several numbers, and ranges",
+    "--global-batch": "isp says how to search a range",
     "--against": "stats compares with a run, dpro stats with a trial",
     "--output": "ingest passes the directory on to the workers as text",
 }

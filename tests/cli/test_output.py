@@ -12,8 +12,8 @@ from builders.commands import invoke
 from builders.fault_tools import STEP
 
 LIMIT = 512  # bytes of a file: less than any of the outputs
-PRICE = "isp price --model 7B --gpus 8 --seq-len 4Ki --global-batch 1Mi --strategy tp=1"
-WORDS = [(*PRICE.split(), "--json"), (*PRICE.split(),), ("isp", "--help")]
+PRICE = "plan price --model 7B --gpus 8 --seq-len 4Ki --global-batch 256 --strategy tp=1"
+WORDS = [(*PRICE.split(), "--json"), (*PRICE.split(),), ("plan", "--help")]
 BUFFERS = [{}, {"PYTHONUNBUFFERED": "1"}]
 
 

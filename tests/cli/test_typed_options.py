@@ -11,8 +11,10 @@ from fastcomm.critical_path.options import PathOptions
 from fastcomm.device_work.options import KernelOptions
 from fastcomm.dispatch.options import DispatchOptions, WorkloadOptions
 from fastcomm.errors import ConfigError
+from fastcomm.isp.options import SearchOptions
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.options import EditOptions, ReadOptions
+from fastcomm.planning.options import PlanOptions
 from fastcomm.replay.options import RunReplayOptions, TrialReplayOptions
 from fastcomm.report.options import ReportOptions
 from fastcomm.stragglers.options import StragglerOptions
@@ -37,7 +39,8 @@ def test_the_command_line_and_the_api_have_equal_defaults(name):
 
 
 def test_all_commands_that_read_runs_build_options():
-    for name in ("metrics", "critical-path", "replay", "isp", "dispatch compare", "stragglers"):
+    names = ("metrics", "critical-path", "replay", "stragglers", "plan", "isp")
+    for name in (*names, "dispatch compare"):
         assert len(list(defaults(COMMANDS[name]))) > 3, name
 
 
@@ -53,6 +56,8 @@ def test_all_commands_that_read_runs_build_options():
         ("stragglers", fastcomm.Run.stragglers, StragglerOptions),
         ("dpro replay", fastcomm.replay_trial, TrialReplayOptions),
         ("what-if", fastcomm.CriticalPath.what_if, EditOptions),
+        ("plan", fastcomm.plan, PlanOptions),
+        ("isp", fastcomm.search_strategies, SearchOptions),
     ],
 )
 def test_a_function_takes_the_options_that_its_command_builds(name, function, kind):

@@ -73,6 +73,7 @@ _BASES = {
     "stragglers": "{table}",
     "stats": "{run}",
     "isp": "--model 7B --world-size 8 --seq-len 4Ki --global-batch 1Mi",
+    "plan": "--model 7B --gpus 8 --global-batch 8",
     "dispatch generate": "-o drawn --num-nodes 1 --seq-len 64 --iter-num 1",
     "dispatch compare": "--num-nodes 1 --seq-len 64 --iter-num 1",
     "dispatch simulate": "{workload}",

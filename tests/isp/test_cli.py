@@ -11,9 +11,9 @@ from jsonschema import Draft202012Validator
 from fastcomm.compat.isp import of_config
 from fastcomm.errors import ConfigError
 from fastcomm.isp import question, search
+from fastcomm.isp.analysis import search_strategies
 from fastcomm.isp.calibration import setting
 from fastcomm.isp.result import with_units
-from fastcomm.planning.analysis import search_strategies
 
 SCHEMA = Draft202012Validator(json.loads((SCHEMAS / "isp.json").read_text()))
 RECORD = [
@@ -172,7 +172,7 @@ def test_several_lengths_make_a_sweep(tmp_path):
 
 def test_the_scaling_factor_of_a_sweep_is_the_time_of_one_gpu_over_n_times_that_of_n():
     tiny = ("--model", "0.25B", "--seq-len", "2Ki,4Ki", "--global-batch", "256Ki")
-    asked = (*tiny, "--cluster", "h100", "--trainer", "internevo", "--json", "--world-size")
+    asked = (*tiny, "--cluster", "h100", "--json", "--world-size")
     cells = json.loads(call(*asked, "1,4"))["cells"][:2]
     one, four = (cell["best"]["total_latency_ns"] for cell in cells)
     assert [cell["scaling_factor"] for cell in cells] == [1, pytest.approx(one / (4 * four))]

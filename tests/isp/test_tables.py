@@ -13,7 +13,7 @@ def test_a_table_of_measured_communication_replaces_the_links_of_a_cluster(tmp_p
     table = tmp_path / "hccl.csv"
     rows = [f"all_to_all,8,{size},{1e-4 + size / 20e9}" for size in (1 << 20, 1 << 24, 1 << 28)]
     table.write_text("\n".join(["op,ngpu,bytes,lat_s", *rows]))
-    asked = ("--cluster", "ascend910b", "--trainer", "internevo", "--json")
+    asked = ("--cluster", "ascend910b", "--json")
     asked = (*("--model", "7B", "--world-size", "8", "--seq-len", "4Ki"), *asked)
     asked = (*asked, "--global-batch", "1Mi", "--algorithms", "isp", "--sp-sizes", "8")
     before, after = (

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from builders.commands import invoke
-from builders.isp_inputs import GOOD, HEAD, PLAN, PRICE, load_run, schema, table
+from builders.plan_inputs import GOOD, HEAD, PLAN, PRICE, load_run, schema, table
 from builders.shared_data import shared
 from hypothesis import given
 from hypothesis import strategies as st
 
-from docs import isp_runs
+from docs import plan_runs
 from fastcomm.errors import ConfigError
 from fastcomm.models import load_models
 from fastcomm.planning.job import with_strategy
@@ -48,7 +48,7 @@ def test_models_of_a_table_come_with_the_runs(tmp_path):
     assert shapes["mine"].experts is None
     assert shapes["sparse"].experts.number == 64
     path = table(tmp_path, "mine,a100,8,64,2048", "sparse,b200,8,64,2048")
-    document = json.loads(invoke("isp", "evaluate", path, "--json").stdout)
+    document = json.loads(invoke("plan", "evaluate", path, "--json").stdout)
     assert [row["model"] for row in document["rows"]] == ["mine", "sparse"]
 
 
@@ -66,7 +66,7 @@ def test_calibration_finds_a_slower_gemm_again(tmp_path):
     assert fit.fitted < 0.02 < fit.before
     assert fit.held_out < 0.03
     assert fit.constants.gemm_slowdown == pytest.approx(1.3, rel=0.05)
-    shown = invoke("isp", "evaluate", path, "--calibrate-from", path).stdout
+    shown = invoke("plan", "evaluate", path, "--calibrate-from", path).stdout
     assert re.search(r"gemm_slowdown +1\.1 +1\.[23]", shown)
     priced = invoke(*PRICE, "--calibrate-from", path, "--json").stdout
     assert json.loads(priced)["calibration"]["runs"] == 6
@@ -74,13 +74,13 @@ def test_calibration_finds_a_slower_gemm_again(tmp_path):
 
 def test_calibration_needs_measurements(tmp_path):
     path = table(tmp_path, "llama3-8b,h100,8,64,8192")
-    result = invoke("isp", "evaluate", path, "--calibrate-from", path, code=2)
+    result = invoke("plan", "evaluate", path, "--calibrate-from", path, code=2)
     assert "no run has tokens_per_s_per_gpu" in " ".join(result.stderr.split())
 
 
 def test_output_has_the_document_and_the_table(tmp_path):
     path = table(tmp_path, "llama3-8b,h100,8,64,8192")
-    invoke("isp", "evaluate", path, "--output", tmp_path / "out")
+    invoke("plan", "evaluate", path, "--output", tmp_path / "out")
     assert {each.name for each in (tmp_path / "out").iterdir()} == {
         *("evaluation.json", "runs.csv", "runs.parquet")
     }
@@ -97,7 +97,7 @@ BARS = {"all": 0.07, "dense": 0.06, "experts": 0.25, "a100": 0.06, "h100": 0.08}
 
 
 def test_median_errors_on_published_runs_are_within_their_bars(published):
-    table = isp_runs.load(published)
+    table = plan_runs.load(published)
     rows = [price_run(run, Constants()) for run in table.runs]
     assert not table.failed
     # Experts over 64 ranks of 32, which Megatron refuses.
@@ -109,19 +109,19 @@ def test_median_errors_on_published_runs_are_within_their_bars(published):
 
 
 def test_mean_errors_of_classes_are_within_their_bars(published):
-    rows = isp_runs.vouched(isp_runs.load(published).runs)
+    rows = plan_runs.vouched(plan_runs.load(published).runs)
     assert len(rows) == 270
-    for name, (belongs, bar) in isp_runs.CLASSES.items():
+    for name, (belongs, bar) in plan_runs.CLASSES.items():
         own = [row for row in rows if belongs(row)]
         assert len(own) >= 8
-        assert isp_runs.mean_error(own) <= bar, name
-    assert isp_runs.order(rows) >= 0.9
+        assert plan_runs.mean_error(own) <= bar, name
+    assert plan_runs.order(rows) >= 0.9
     assert sum(row.price.fits for row in rows) >= 0.98 * len(rows)
 
 
 def test_iterations_on_one_node_are_within_15_percent(isp_data):
-    error, regret, jobs = isp_runs.single_node(
-        isp_runs.node_jobs(isp_data / "vtrain_single.csv")
+    error, regret, jobs = plan_runs.single_node(
+        plan_runs.node_jobs(isp_data / "vtrain_single.csv")
     )
     assert error <= 0.15
     assert regret <= 0.05
@@ -129,13 +129,13 @@ def test_iterations_on_one_node_are_within_15_percent(isp_data):
 
 
 def test_the_page_of_runs_is_current(published):
-    page = isp_runs.PAGE.read_text("utf-8")
-    assert isp_runs.groups(isp_runs.load(published).runs) in page
-    assert isp_runs.constants() in page
+    page = plan_runs.PAGE.read_text("utf-8")
+    assert plan_runs.groups(plan_runs.load(published).runs) in page
+    assert plan_runs.constants() in page
 
 
 def test_the_error_to_expect_is_that_of_the_page():
-    page = isp_runs.PAGE.read_text("utf-8")
+    page = plan_runs.PAGE.read_text("utf-8")
     rows = re.findall(r"^\| (?:dense|experts), .*? \| \d+ \| ([\d.]+) % \| (\d+) %", page, re.M)
     shown = [(float(median) / 100, float(most) / 100) for median, most in rows]
     assert np.allclose(shown, list(EXPECTED.values()))
@@ -160,7 +160,7 @@ def test_no_error_is_expected_where_no_run_was(change, reason):
 
 
 def test_published_runs_are_covered(published):
-    rows = [price_run(run, Constants()) for run in isp_runs.load(published).runs]
+    rows = [price_run(run, Constants()) for run in plan_runs.load(published).runs]
     usual = [covered(row.price) for row in rows if row.run.is_usable]
     for name, (low, high) in COVERED.items():
         values = [each[name] for each in usual]
@@ -183,8 +183,8 @@ def test_a_gpu_without_measurements_is_priced_and_marked(cluster):
 
 def test_a_table_marks_gpus_and_groups_that_are_not_measured(tmp_path):
     path = table(tmp_path, "llama3-8b,h200,8,64,8192", "llama3-8b,gb200,64,64,8192")
-    assert "8 H200 (not measured)" in invoke("isp", "evaluate", path).stdout
-    rows = json.loads(invoke("isp", "evaluate", path, "--json").stdout)["rows"]
+    assert "8 H200 (not measured)" in invoke("plan", "evaluate", path).stdout
+    rows = json.loads(invoke("plan", "evaluate", path, "--json").stdout)["rows"]
     assert [row["is_measured"] for row in rows] == [False, True]
     assert rows[0]["note"].startswith("H200 is not measured")
     assert "more than 4 GPUs of an NVLink domain are not measured" in rows[1]["note"]
@@ -193,9 +193,9 @@ def test_a_table_marks_gpus_and_groups_that_are_not_measured(tmp_path):
 def test_top_limits_the_rows_of_the_document(tmp_path):
     rows = [f"{GOOD},{rate}" for rate in (9000, 5000, 10000)]
     path = table(tmp_path, *rows, head=f"{HEAD},tokens_per_s_per_gpu")
-    document = json.loads(invoke("isp", "evaluate", path, "--json", "--top", 1).stdout)
+    document = json.loads(invoke("plan", "evaluate", path, "--json", "--top", 1).stdout)
     assert [row["id"] for row in document["rows"]] == ["2"]
-    assert len(json.loads(invoke("isp", "evaluate", path, "--json").stdout)["rows"]) == 3
+    assert len(json.loads(invoke("plan", "evaluate", path, "--json").stdout)["rows"]) == 3
 
 
 @given(st.floats(1e-3, 1e3))
@@ -228,11 +228,11 @@ def test_a_constant_at_the_end_of_its_range_is_named():
 
 def test_settings_have_a_table_for_each_inner_command(tmp_path, monkeypatch):
     settings_file = tmp_path / "settings.toml"
-    settings_file.write_text('[isp]\ncluster = "a100"\n[isp.price]\nstrategy = "tp=2"\n')
+    settings_file.write_text('[plan]\ncluster = "a100"\n[plan.price]\nstrategy = "tp=2"\n')
     monkeypatch.setenv("FASTCOMM_SETTINGS", str(settings_file))
     assert "tp=2,dp=32" in json.loads(invoke(*PRICE, "--json").stdout)["strategy"]
-    monkeypatch.setenv("FASTCOMM_ISP_PRICE_STRATEGY", "tp=4")
+    monkeypatch.setenv("FASTCOMM_PLAN_PRICE_STRATEGY", "tp=4")
     assert "tp=4,dp=16" in json.loads(invoke(*PRICE, "--json").stdout)["strategy"]
-    settings_file.write_text("[isp.price]\nnothing = 1\n")
+    settings_file.write_text("[plan.price]\nnothing = 1\n")
     refused = invoke(*PRICE, code=2)
-    assert "[isp.price]: the command has no option 'nothing'" in refused.stderr
+    assert "[plan.price]: the command has no option 'nothing'" in refused.stderr

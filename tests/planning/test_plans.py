@@ -1,11 +1,11 @@
-"""Test `fastcomm isp price` and `evaluate`: fixed strategies and tables of runs."""
+"""Test `fastcomm plan price` and `evaluate`: fixed strategies and tables of runs."""
 
 import json
 from dataclasses import replace
 
 import pytest
 from builders.commands import invoke
-from builders.isp_inputs import HEAD, PLAN, PRICE, schema, table
+from builders.plan_inputs import HEAD, PLAN, PRICE, schema, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,8 +175,25 @@ def test_a_cluster_without_a_measured_gpu_is_refused():
     assert "no measured GPU; take dgx-a100, dgx-a100-40, dgx-b200" in " ".join(
         result.stderr.split()
     )
-    missing = invoke("isp", "price", code=2)
-    assert "Missing option --model." in missing.stderr
+    missing = invoke("plan", "price", code=2)
+    assert "missing --model, --world-size, --global-batch" in missing.stderr
+
+
+def test_the_memory_that_is_given_decides_what_fits():
+    asked = (*PRICE, "--strategy", "tp=8,pp=4", "--json")
+    default, small = (
+        json.loads(invoke(*asked, *words).stdout) for words in ((), ("--memory", "40GiB"))
+    )
+    assert default["fits"]
+    assert small == {**default, "fits": False}
+
+
+def test_a_price_has_the_vocabulary_that_is_given():
+    asked = (*PRICE, "--strategy", "tp=8,pp=4", "--json")
+    few, many = (
+        json.loads(invoke(*asked, "--vocab", size).stdout)["step_ns"] for size in (32000, "1Mi")
+    )
+    assert few < many
 
 
 def test_small_nodes_have_small_nvlink_domains(tmp_path):

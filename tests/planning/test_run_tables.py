@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from builders.commands import invoke
-from builders.isp_inputs import GOOD, HEAD, PLAN, schema, table
+from builders.plan_inputs import GOOD, HEAD, PLAN, schema, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,13 +19,13 @@ from fastcomm.planning.runs import load_runs, price_run
 
 def test_a_table_with_five_columns_is_priced(tmp_path):
     path = table(tmp_path, "llama3-8b,h100,8,64,8192", "llama3-70b,gb200,64,128,8192")
-    document = json.loads(invoke("isp", "evaluate", path, "--json").stdout)
+    document = json.loads(invoke("plan", "evaluate", path, "--json").stdout)
     schema("evaluate").validate(document)
     assert [row["id"] for row in document["rows"]] == ["1", "2"]
     assert all(row["error"] is None for row in document["rows"])
     assert all(row["predicted_tokens_per_s_per_gpu"] > 0 for row in document["rows"])
     assert document["summary"] == []
-    shown = invoke("isp", "evaluate", path).stdout
+    shown = invoke("plan", "evaluate", path).stdout
     assert "strategy" in shown
     assert "sharding=zero" in shown
 
@@ -103,7 +103,7 @@ def test_a_fuller_batch_takes_longer():
     ],
 )
 def test_a_table_without_runs_or_columns_is_refused(tmp_path, rows, head, message):
-    result = invoke("isp", "evaluate", table(tmp_path, *rows, head=head), code=2)
+    result = invoke("plan", "evaluate", table(tmp_path, *rows, head=head), code=2)
     assert message in " ".join(result.stderr.split())
 
 
@@ -139,14 +139,14 @@ def test_a_table_without_runs_or_columns_is_refused(tmp_path, rows, head, messag
 )
 def test_a_broken_row_is_listed_and_others_are_priced(tmp_path, row, head, message):
     good = GOOD + "," * head[len(HEAD) :].count(",")
-    result = invoke("isp", "evaluate", table(tmp_path, row, good, head=head), "--json", code=3)
+    result = invoke("plan", "evaluate", table(tmp_path, row, good, head=head), "--json", code=3)
     document = json.loads(result.stdout)
     schema("evaluate").validate(document)
     assert [each["id"] for each in document["rows"]] == ["2"]
     (failed,) = document["failed"]
     assert failed["line"] == 2
     assert message in failed["error"]
-    shown = invoke("isp", "evaluate", table(tmp_path, row, good, head=head), code=3).stdout
+    shown = invoke("plan", "evaluate", table(tmp_path, row, good, head=head), code=3).stdout
     assert "not priced: line 2: " in shown
 
 
@@ -154,7 +154,7 @@ def test_a_measured_run_is_priced_with_a_note_on_the_rule_that_it_breaks(tmp_pat
     head = f"{HEAD},ep,etp,tokens_per_s_per_gpu"
     row = "mixtral-8x7b,h100,8,64,8192,8,8"
     path = table(tmp_path, f"{row},1000", f"{row},", head=head)
-    document = json.loads(invoke("isp", "evaluate", path, "--json", code=3).stdout)
+    document = json.loads(invoke("plan", "evaluate", path, "--json", code=3).stdout)
     (priced,) = document["rows"]
     assert priced["note"].startswith("measured, although ep x etp is 64, which does not divide")
     assert priced["predicted_tokens_per_s_per_gpu"] > 0
@@ -197,7 +197,7 @@ def test_the_pipeline_takes_as_long_as_its_chunks_in_turn(count, vp):
 def test_runs_of_a_quality_that_does_not_count_are_named(tmp_path):
     head = f"{HEAD},source,quality,tokens_per_s_per_gpu"
     rows = (f"{GOOD},lab,{quality},9000" for quality in ("ok", "traced", "traced"))
-    shown = invoke("isp", "evaluate", table(tmp_path, *rows, head=head)).stdout
+    shown = invoke("plan", "evaluate", table(tmp_path, *rows, head=head)).stdout
     assert "not counted, by quality: lab 2 (traced)" in shown
 
 

@@ -14,12 +14,13 @@ from jsonschema import Draft202012Validator
 
 from fastcomm.errors import ConfigError
 from fastcomm.models import Model, load
+from fastcomm.option_fields import literals
 from fastcomm.planning import launch
 from fastcomm.planning.job import GRADIENTS, Plan
-from fastcomm.planning.options import SearchOptions
+from fastcomm.planning.options import PlanOptions
 from fastcomm.planning.price import Constants, price_plan
 from fastcomm.planning.search import bottleneck, candidates, rank, search_plans
-from fastcomm.trainers import TRAINERS, trainer_of
+from fastcomm.planning.trainers import TRAINERS
 
 ASKED = ("--model", "llama3-70b", "--gpus", "256", "--cluster", "h100", "--global-batch", "512")
 SMALL = Plan(
@@ -31,7 +32,7 @@ SMALL = Plan(
     node_bytes_per_s=400e9,
     domain=8,
 )
-SCHEMA = SCHEMAS / "isp.json"
+SCHEMA = SCHEMAS / "plan.json"
 
 
 def strategies():
@@ -65,7 +66,7 @@ def test_the_search_finds_every_strategy_and_ranks_those_that_fit():
     assert best.memory_bytes == pytest.approx(price_plan(best.plan, Constants()).memory_bytes)
 
 
-@pytest.mark.parametrize("trainer", sorted(set(TRAINERS) - {"internevo"}))
+@pytest.mark.parametrize("trainer", sorted(TRAINERS))
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
 def test_a_trainer_gets_what_it_knows(trainer, model):
     knows = TRAINERS[trainer]
@@ -79,7 +80,7 @@ def test_a_trainer_gets_what_it_knows(trainer, model):
 
 
 def test_the_page_has_the_bytes_of_each_trainer():
-    page = (DOCS / "isp.md").read_text("utf-8")
+    page = (DOCS / "plan.md").read_text("utf-8")
     for name, knows in TRAINERS.items():
         row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         # Weight, gradient, and the fp32 weight with both moments of Adam.
@@ -88,7 +89,7 @@ def test_the_page_has_the_bytes_of_each_trainer():
 
 
 def test_fixed_values_and_the_limit_of_memory_hold():
-    options = SearchOptions(
+    options = PlanOptions(
         model="llama3-70b",
         world_size=64,
         global_batch=128,
@@ -135,24 +136,17 @@ def test_published_strategies_are_among_the_first_twenty_of_their_search():
     assert 15360 * 4096 / 2048 / own.step_s == pytest.approx(1550, rel=0.15)
 
 
-def test_the_default_trainer_follows_the_cluster_and_the_options():
-    asked = SearchOptions(model="7B", world_size=64, seq_len="8Ki", global_batch="4Mi")
-    assert trainer_of(asked) == "internevo"
-    assert trainer_of(replace(asked, cluster="h100")) == "megatron"
-    assert trainer_of(replace(asked, cluster="a800")) == "internevo"
-    assert trainer_of(replace(asked, cluster="h100", sp_sizes="2")) == "internevo"
-    assert trainer_of(replace(asked, cluster="h100", world_size="64,128")) == "internevo"
-    assert trainer_of(replace(asked, fix="tp=2")) == "megatron"
-    assert trainer_of(replace(asked, trainer="fsdp2")) == "fsdp2"
+def test_every_trainer_is_a_choice():
+    assert literals(PlanOptions, "trainer") == (*TRAINERS,)
 
 
 def test_the_table_has_the_error_to_expect_and_the_bottleneck(tmp_path):
-    text = invoke("isp", *ASKED, "--output", tmp_path).stdout
+    text = invoke("plan", *ASKED, "--output", tmp_path).stdout
     assert "as Megatron-Core trains" in text
     assert "tensor  pipeline" in text
     assert " ± 5 %" in text
     assert "tensor parallelism" in text
-    document = json.loads((tmp_path / "isp.json").read_text())
+    document = json.loads((tmp_path / "plan.json").read_text())
     Draft202012Validator(json.loads(SCHEMA.read_text("utf-8"))).validate(document)
     assert document["seq_len"] == 8192
     assert len(document["layouts"]) == 6
@@ -160,11 +154,11 @@ def test_the_table_has_the_error_to_expect_and_the_bottleneck(tmp_path):
     assert len(rows) == document["feasible"]
     best = document["layouts"][0]
     assert rows[0]["tokens_per_s_per_gpu"] == pytest.approx(best["tokens_per_s_per_gpu"])
-    shown = json.loads(invoke("isp", *ASKED, "--json", "--top", "2").stdout)
+    shown = json.loads(invoke("plan", *ASKED, "--json", "--top", "2").stdout)
     assert [row["strategy"] for row in shown["layouts"]] == [
         row["strategy"] for row in document["layouts"][:2]
     ]
-    explained = invoke("isp", *ASKED, "--explain", "2").stdout
+    explained = invoke("plan", *ASKED, "--explain", "2").stdout
     assert shown["layouts"][1]["strategy"] in explained.replace("\n  ", "")
     assert "optimizer states" in explained
 
@@ -178,34 +172,36 @@ def test_the_bottleneck_is_the_longest_term_besides_products():
     )
 
 
-def test_a_batch_counts_sequences_and_with_a_unit_tokens():
+def test_a_batch_counts_sequences():
     asked = {"model": "llama3-8b", "world_size": 8, "seq_len": "8Ki", "cluster": "h100"}
     batches = [
-        search_plans(SearchOptions(**asked, global_batch=batch)).job.global_batch
-        for batch in (64, "64", "512Ki")
+        search_plans(PlanOptions(**asked, global_batch=batch)).job.global_batch
+        for batch in (64, "64", "1Ki")
     ]
-    assert batches == [64, 64, 64]
+    assert batches == [64, 64, 1024]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--trainer", "megatron", "--sp-sizes", "2"), "--sp-sizes has no effect"),
-        (("--trainer", "megatron", "--seq-len", "4Ki,8Ki"), "--seq-len takes one number"),
-        (("--trainer", "megatron", "--cluster", "a800"), "a800: no measured GPU"),
-        (("--trainer", "internevo", "--fix", "tp=2"), "--fix has no effect"),
+        (("--sp-sizes", "2"), "No such option '--sp-sizes'"),
+        (("--seq-len", "4Ki,8Ki"), "invalid --seq-len '4Ki,8Ki'"),
+        (("--world-size", "128,256"), "invalid --world-size '128,256'"),
+        (("--cluster", "a800"), "a800: no measured GPU; take dgx-a100"),
+        (("--trainer", "internevo"), "'internevo' is not one of 'megatron'"),
         (("--fix", "tp=x"), "--fix: invalid tp 'x'"),
         (("--fix", "size=8"), "--fix: invalid 'size=8': expected KEY=VALUE"),
         (("--fix", "dp=8"), "it follows from the GPUs"),
         (("--fix", "recompute=some"), "invalid recompute 'some'"),
         (("--precision", "fp4"), "invalid precision 'fp4'"),
         (("--precision", "mxfp8"), "H100-SXM has no MX formats"),
-        (("--global-batch", "5Ki"), "a number without unit counts sequences"),
+        (("--global-batch", "4Mi"), "at most 1048576 sequences; tokens are not counted"),
         (("--explain", "9999"), "the layouts"),
-        (("--sensitivity",), "--sensitivity has no effect"),
+        (("--sensitivity",), "No such option '--sensitivity'"),
+        (("--explain", "1", "--launch", "megatron"), "--explain has no effect with --launch"),
+        (("--top", "2", "--launch", "megatron"), "--top has no effect with --launch"),
         (("--launch", "torchtitan"), "add --trainer fsdp2"),
         (("--trainer", "fsdp2", "--launch", "megatron"), "add --trainer megatron"),
-        (("--trainer", "internevo", "--seq-len", "8Ki", "--launch", "megatron"), "pass --tr"),
         (("--max-memory", "20GiB", "--fix", "tp=1,pp=1"), "the smallest needs"),
         (("--fix", "micro-batch=3"), "no layout divides 256 GPUs"),
     ],
@@ -217,11 +213,11 @@ def test_an_impossible_search_is_an_error_with_a_suggestion(options, message):
             words[words.index(name) + 1] = value
             options = tuple(word for word in options if word not in {name, value})
     code = 1 if message.startswith(("the smallest", "no layout")) else 2
-    assert message in " ".join(invoke("isp", *words, *options, code=code).stderr.split())
+    assert message in " ".join(invoke("plan", *words, *options, code=code).stderr.split())
 
 
 def test_missing_options_are_named():
-    said = invoke("isp", "--cluster", "h100", code=2).stderr
+    said = invoke("plan", "--cluster", "h100", code=2).stderr
     assert "missing --model, --world-size, --global-batch" in " ".join(said.split())
 
 

@@ -30,7 +30,7 @@ COMMANDS = {
     "compare": ["compare", "RUN", "RUN"],
     "stats": ["stats", "RUN"],
     "isp": ["isp", *ASKED, "--world-size", "16", "--seq-len", "8Ki"],
-    "isp of a trainer": ["isp", *PLANNED],
+    "plan": ["plan", *PLANNED],
     "isp sweep": ["isp", *ASKED, "--world-size", "16,32", "--seq-len", "4Ki,64Ki"],
     "dispatch compare": ["dispatch", "compare", *DRAWN],
     "dispatch sweep": ["dispatch", "sweep", *DRAWN[2:], "--over", "num_nodes=2,4"],
@@ -51,7 +51,7 @@ CHARTS = {
     "stats": "steps-chart",
     "dpro stats": "operations-chart",
     "isp": "front-chart",
-    "isp of a trainer": "layouts-chart",
+    "plan": "layouts-chart",
     "isp sweep": "sweep-chart",
     "dispatch compare": "loads-chart",
     "dispatch sweep": "sweep-chart",
@@ -108,7 +108,7 @@ def test_a_directory_as_page_is_an_error(tmp_path):
 
 def test_a_search_without_a_strategy_that_fits_has_a_page(tmp_path):
     target = tmp_path / "page.html"
-    words = ["isp", *PLANNED, "--memory", "1GiB", "--html", str(target)]
+    words = ["plan", *PLANNED, "--memory", "1GiB", "--html", str(target)]
     said = CliRunner().invoke(main, words)
     assert said.exit_code == 1
     tree = parsed(without_scripts(target.read_text("utf-8")))

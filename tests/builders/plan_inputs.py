@@ -10,8 +10,8 @@ from fastcomm.planning.job import Plan
 from fastcomm.planning.runs import TrainingRun
 
 PRICE = (
-    *("isp", "price", "--model", "llama3-70b", "--world-size", "64"),
-    *("--seq-len", "8Ki", "--global-batch", "1Mi"),
+    *("plan", "price", "--model", "llama3-70b", "--world-size", "64"),
+    *("--seq-len", "8Ki", "--global-batch", "128"),
 )
 PLAN = Plan(
     model=load("llama3-8b"),
@@ -27,7 +27,7 @@ GOOD = "llama3-8b,h100,8,64,8192"
 
 
 def schema(name):
-    path = SCHEMAS / f"isp-{name}.json"
+    path = SCHEMAS / f"plan-{name}.json"
     return Draft202012Validator(json.loads(path.read_text("utf-8")))
 
 

@@ -1,16 +1,10 @@
 """What trainers do with memory and the host, as data: one `Trainer` each.
 
 The values come from the documentation and the source of the trainers. Only `host_factor` of
-Megatron-DeepSpeed is fitted to measured runs (docs/isp-runs.md).
+Megatron-DeepSpeed is fitted to measured runs (docs/plan-runs.md).
 """
 
-import re
 from dataclasses import dataclass
-
-from fastcomm.checks import non_default, option_name
-from fastcomm.errors import ConfigError
-from fastcomm.hardware.clusters import load
-from fastcomm.planning.options import SearchOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,48 +69,5 @@ TRAINERS = {
         host_factor=1.55,
         unsupported=("vp", "cp"),
     ),
-    "internevo": Trainer(
-        title="InternEvo",
-        sharding=("zero1", "zero3"),
-        gradients="bf16",
-        transient=16,  # an fp32 gradient and flat buffers (InternEvo's own table of memory)
-    ),
 }
 DEFAULT = "megatron"
-# Fields of the options that both searches take; the others are of InternEvo's alone.
-_SHARED = {
-    *("model", "vocab", "world_size", "seq_len", "global_batch", "cluster", "memory"),
-    *("trainer", "precision", "fix"),
-}
-
-
-def trainer_of(options: SearchOptions) -> str:
-    """Return the trainer whose strategies are searched.
-
-    By default it is Megatron-Core on a named cluster with a measured GPU, and otherwise
-    InternEvo, whose search takes lists of GPUs and lengths, and options of its own.
-
-    Raises
-    ------
-    ConfigError
-        If an option has no effect with the trainer.
-
-    """
-    own = sorted(set(non_default(options)) - _SHARED)
-    lists = [
-        name
-        for name in ("world_size", "seq_len")
-        if re.search("[,-]", str(getattr(options, name) or ""))
-    ]
-    if options.trainer is None:
-        is_measured = options.cluster is not None and load(options.cluster).gpu
-        is_plan = is_measured or options.fix or options.precision
-        return DEFAULT if is_plan and not own and not lists else "internevo"
-    if options.trainer != "internevo" and (own or lists):
-        name = option_name((own + lists)[0])
-        reason = "has no effect" if own else "takes one number"
-        raise ConfigError(f"{name} {reason} with --trainer {options.trainer}")
-    if options.trainer == "internevo" and (options.fix or options.precision):
-        name = "--fix" if options.fix else "--precision"
-        raise ConfigError(f"{name} has no effect with --trainer internevo")
-    return options.trainer

@@ -1,8 +1,8 @@
-"""Predicted beside measured training runs: writes `docs/isp-runs.md`.
+"""Predicted beside measured training runs: writes `docs/plan-runs.md`.
 
 It also writes the error to expect and the range of these runs into
 `fastcomm/isp/evaluation.py`. The runs lie outside of the repository:
-`python docs/isp_runs.py FOLDER` reads `runs.csv` and `models.csv` there, and vTrain's table in
+`python docs/plan_runs.py FOLDER` reads `runs.csv` and `models.csv` there, and vTrain's table in
 `isp` beside it.
 """
 
@@ -33,10 +33,10 @@ from fastcomm.planning.runs import (
     load_runs,
     price_run,
 )
-from fastcomm.trainers import TRAINERS
+from fastcomm.planning.trainers import TRAINERS
 
-PAGE = Path(__file__).with_name("isp-runs.md")
-EVALUATION = Path(__file__).parents[1] / "fastcomm" / "isp" / "evaluation.py"
+PAGE = Path(__file__).with_name("plan-runs.md")
+EVALUATION = Path(__file__).parents[1] / "fastcomm" / "planning" / "result.py"
 # Values before any fit, from what such systems usually reach: where cross-validation begins.
 NEUTRAL = Constants(
     network_share=0.8,
@@ -53,10 +53,10 @@ NEUTRAL = Constants(
 )
 FACTOR = TRAINERS["deepspeed"].host_factor
 _HEAD = """\
-# Fixed strategies: how far off
+# Strategy search: how far off
 
-How far are predictions of `fastcomm isp price` and `fastcomm isp evaluate` from measured runs?
-This page is for readers who plan a cluster by them. `docs/isp_runs.py` compares 315 published
+How far are predictions of `fastcomm plan`, `plan price` and `plan evaluate` from measured runs?
+This page is for readers who plan a cluster by them. `docs/plan_runs.py` compares 315 published
 runs, whose tables are not part of fastcomm, with predictions in tokens/s/GPU. Runs that their
 sources call traced, tests or regressions do not count. One row (r326) divides experts over
 64 ranks where a pipeline stage has 32, which Megatron refuses: it is priced all the same. 168

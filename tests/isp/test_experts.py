@@ -14,6 +14,7 @@ from oracles import isp as oracle
 
 from fastcomm.cli.main import main
 from fastcomm.errors import ConfigError
+from fastcomm.isp import analysis as isp_search
 from fastcomm.isp.explanation import time_terms
 from fastcomm.isp.layer import by_node, cluster_collective, visited_nodes
 from fastcomm.isp.price import evaluate
@@ -21,7 +22,6 @@ from fastcomm.isp.question import MicroBatchRule
 from fastcomm.isp.search import search
 from fastcomm.isp.space import StrategyGrid, candidate_stages
 from fastcomm.models import PRESETS, Experts, load
-from fastcomm.planning import analysis as isp_search
 
 ASKED = ("--world-size", "64", "--seq-len", "4Ki", "--global-batch", "4Mi", "--cluster", "a100")
 # What their makers say, in billions: all parameters, and those that a token meets.
@@ -254,7 +254,6 @@ def test_one_gpu_with_experts_does_not_communicate():
 
 def test_the_spread_is_searched_and_dense_records_have_it_too():
     said = {"world_size": 64, "seq_len": 4096, "global_batch": "4Mi", "cluster": "a100"}
-    said["trainer"] = "internevo"
     found = isp_search.search_strategies(model="mixtral-8x7b", **said)
     assert set(found.columns["ep"]) == {1, 2, 4, 8}
     assert found.best(1)[0]["ep"] == 8
@@ -305,7 +304,7 @@ def test_the_winner_has_its_experts_in_a_trainer_s_arguments(name):
 
 
 def test_one_strategy_of_experts_is_explained():
-    text = call("--model", "mixtral-8x7b", *ASKED, "--trainer", "internevo", "--explain", "1")
+    text = call("--model", "mixtral-8x7b", *ASKED, "--explain", "1")
     assert "exposed expert exchange" in text
     assert "On two GPUs" not in text
     assert "backward attention are not measured" in " ".join(text.split())
