@@ -1,4 +1,4 @@
-"""The strategy search: its space priced and ranked, and the whole command."""
+"""The search of InternEvo: its space priced and ranked, and the whole command."""
 
 import sys
 from dataclasses import replace
@@ -14,10 +14,6 @@ from fastcomm.isp.question import MicroBatchRule, Question
 from fastcomm.isp.result import Records
 from fastcomm.isp.search import search
 from fastcomm.models import internlm
-from fastcomm.models import load as model
-from fastcomm.planning import price
-from fastcomm.planning.job import Plan
-from fastcomm.planning.search import candidates, rank
 
 A800 = load("a800")
 SCALAR = 400
@@ -95,46 +91,6 @@ def test_default_space(bar):
         passes,
         count=candidates,
         yardstick_count=PIECES * LENGTH,
-    )
-
-
-JOB = Plan(
-    model=model("llama3-70b"),
-    gpu="h100",
-    gpus=256,
-    global_batch=512,
-    seq_len=8192,
-    node_bytes_per_s=400e9,
-    domain=8,
-)
-
-
-def forget():
-    """Empty what strategies share: layers, kernels and collectives."""
-    tables = (price._matmul, price._flash, price._grouped, price._inside)
-    for table in (*tables, price._whole_stack):
-        table.cache_clear()
-
-
-def test_trainer_space(bar):
-    plans = list(candidates(JOB, {}))
-    some = plans[:: len(plans) // 60]
-
-    def searched():
-        forget()
-        return rank(JOB, {}, price.Constants())
-
-    def one_by_one():
-        for plan in some:
-            forget()
-            price.price_plan(plan, price.Constants())
-
-    bar(
-        "isp_plans",
-        searched,
-        one_by_one,
-        count=len(plans),
-        yardstick_count=len(some),
     )
 
 
