@@ -8,6 +8,7 @@ from fastcomm.dispatch.recipe import Recipe as Recipe
 from fastcomm.dispatch.workload import Workload as Workload
 from fastcomm.dispatch.workload import open_workload as open_workload
 from fastcomm.errors import FastcommError as FastcommError
+from fastcomm.hang.analysis import diagnose_hang as diagnose_hang
 from fastcomm.isp.analysis import search_strategies as search_strategies
 from fastcomm.metrics.result import Metrics as Metrics
 from fastcomm.planning.analysis import plan as plan

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from builders.commands import invoke
 from builders.opened import open_run
-from builders.places import SCHEMAS
+from builders.places import RECORDED, SCHEMAS
 from jsonschema import Draft202012Validator
 
 import fastcomm
@@ -59,7 +59,8 @@ def inputs(tmp_path_factory):
     invoke("demo", folder / "table", "--num-ranks", "8", "--format", "table")
     invoke("dispatch", "generate", *SHAPE.split(), "-o", folder / "workload")
     invoke("convert", folder / "run", folder / "uniform.json.gz")
-    return {path.name.partition(".")[0]: path for path in folder.iterdir()}
+    made = {path.name.partition(".")[0]: path for path in folder.iterdir()}
+    return {**made, "hangs": RECORDED / "hangs"}
 
 
 CALLS = [
@@ -106,6 +107,8 @@ CALLS = [
     ("dispatch-place", "dispatch place {workload} --replicas 2", 0),
     ("dispatch-sweep", f"dispatch sweep {SHAPE} --over zipf_alpha=1.1,2", 0),
     ("doctor", "doctor", 0),
+    ("hang", "hang {hangs}/stuck_tpdp_queue_0", 5),
+    ("hang", "hang {hangs}/finished_moe_0", 0),
     ("written", "demo {new}/demo --num-ranks 2", 0),
     ("written", "demo {new}/nsys --num-ranks 1 --format nsys", 0),
     ("written", "demo {new}/table --num-ranks 8 --format table", 0),
@@ -239,6 +242,7 @@ RESULTS = {
     "replay": lambda run, _: fastcomm.open(run).replay(),
     "stats": lambda run, _: statistics_of(run),
     "stragglers": lambda _, table: fastcomm.find_stragglers(table),
+    "hang": lambda *_: fastcomm.diagnose_hang(RECORDED / "hangs" / "stuck_tpdp_queue_0"),
     "search": lambda *_: searched(()),
     "search sweep": lambda *_: searched((4096,)),
     "plan": lambda *_: fastcomm.plan(**ASKED),

@@ -1,8 +1,8 @@
 """The command line: each command parses its options, calls an analysis, and prints a report.
 
 Exit codes: 0 done, 1 the input or the run failed, 2 the command line or a configuration file is
-wrong, 3 done but ranks were left out, 4 a condition of `compare --fail-if` holds, 141 nobody
-reads the output any more, 143 ended by SIGTERM.
+wrong, 3 done but ranks were left out, 4 a condition of `compare --fail-if` holds, 5 `hang` has
+found one, 141 nobody reads the output any more, 143 ended by SIGTERM.
 
 Options that a user does not want to type each time are in a settings file, by command. The
 command line wins over the environment, that over the file, that over the defaults.
@@ -35,6 +35,7 @@ COMMANDS = {
     "what-if": "Predict the step time with some work made faster",
     "replay": "Replay a step on its devices, as measured or changed",
     "stragglers": "Find the stragglers of a job from a table of operations",
+    "hang": "Find why a job hangs, from the dumps of its ranks",
     "stats": "List the operations of a run: how often, how long",
     "plan": "Find the fastest strategy that today's trainers can run",
     "isp": "Search strategies of sequence parallelism, as InternEvo does",

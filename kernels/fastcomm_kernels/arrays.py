@@ -10,6 +10,7 @@ Numbers = NDArray[np.int32]  # of rows, nodes, lanes and the like, or codes
 Floats = NDArray[np.float64]
 Ids = NDArray[Any]  # int16 or int32
 Flags = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
 Matrix = NDArray[np.int64]  # with two axes
 
 NULL = -(2**63)  # no value: the smallest int64

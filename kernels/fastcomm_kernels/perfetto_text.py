@@ -3,12 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import Ints
-
-Bytes = NDArray[np.uint8]
+from fastcomm_kernels.arrays import Bytes, Ints
 
 _PACKET = 0x0A  # field 1 of a trace, bytes
 _TIME = 0x40  # field 8 of a packet, a number

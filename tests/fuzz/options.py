@@ -19,6 +19,7 @@ from random import Random
 
 import click
 from builders.made_trials import mxnet
+from builders.places import RECORDED
 from click.testing import CliRunner
 
 from fastcomm.cli.main import main
@@ -72,6 +73,7 @@ _BASES = {
     "replay": "{run}",
     "stragglers": "{table}",
     "stats": "{run}",
+    "hang": "{hangs}",
     "isp": "--model 7B --world-size 8 --seq-len 4Ki --global-batch 1Mi",
     "plan": "--model 7B --gpus 8 --global-batch 8",
     "dispatch generate": "-o drawn --num-nodes 1 --seq-len 64 --iter-num 1",
@@ -107,6 +109,7 @@ def make(folder: Path) -> dict[str, str]:
     workload.write(recipe, folder / "workload")
     mxnet(folder / "trial")
     named = {name: str(folder / name) for name in ("run", "workload", "trial")}
+    named["hangs"] = str(RECORDED / "hangs" / "finished_moe_0")
     return {**named, "table": str(table), "directory": "made", "shell": "bash"}
 
 

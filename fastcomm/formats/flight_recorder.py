@@ -1,0 +1,558 @@
+"""Read flight-recorder dumps of PyTorch: what each rank of a job called, and where it stands.
+
+A dump is a pickle or JSON, maybe gzipped, one file a rank; the rank is in its name. No pickle
+is executed: the opcodes that such dumps need are read into columns, and all others refused.
+Times are ns of the host's clock.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from fastcomm.errors import TraceFileError
+from fastcomm.formats.stream import CutShortError, blocks
+from fastcomm_kernels import pickles
+from fastcomm_kernels.arrays import NONE, NULL, Ints
+
+MODEL = "2."  # what versions that are known begin with; 1.4 and none came before
+_FIELDS = (
+    *("record_id", "pg_id", "collective_seq_id", "p2p_seq_id", "op_id", "is_p2p", "retired"),
+    *("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"),
+    *("timeout_ms", "seq_id", "time_created_us"),
+    *("state", "profiling_name", "process_group"),
+    *("input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "frames"),
+)
+_PLACE = {name: place for place, name in enumerate(_FIELDS)}
+_NAMES = np.frombuffer("".join(_FIELDS).encode(), np.uint8)
+_BOUNDS = np.cumsum([0, *map(len, _FIELDS)])
+_LISTS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
+_MOST_BYTES = 1 << 31
+_MOST_FRAMES = 40
+_LATEST = 1 << 62  # ns
+_GZIP_TIME = slice(4, 8)
+_SUFFIX = re.compile(r"\.(gz|pickle|pkl|json)$")
+_PAIR = ("name", "desc")  # of a process group
+_RANK = re.compile(r"(\d+)$")
+
+
+class NoDumpError(TraceFileError):
+    """A file that is no dump of a flight recorder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpedGroup:
+    """A process group as a dump states it; no ranks where it does not."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """What a rank called, as columns with a row a call, the oldest first.
+
+    NULL stands for what the dump lacks. `shapes` and `types` are hashes of the arguments, equal
+    on all ranks for equal arguments; `elements` counts those of input and output.
+    """
+
+    record: Ints
+    group: Ints  # place in `groups` of the dump
+    group_id: Ints  # number of the group in its process
+    sequence: Ints
+    message: Ints  # number among the messages of the group
+    is_message: Ints
+    retired: Ints
+    created: Ints
+    started: Ints
+    completed: Ints
+    timeout: Ints  # ms
+    name: Ints  # place in `names`
+    state: Ints  # place in `STATES`
+    shapes: tuple[Ints, Ints]  # of input and output
+    types: tuple[Ints, Ints]
+    elements: tuple[Ints, Ints]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+
+STATES = ("scheduled", "started", "completed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """One dump of one rank."""
+
+    rank: int
+    path: Path
+    version: str
+    written: int | None  # second in which the file was written, as gzip's header says
+    calls: Calls
+    groups: tuple[DumpedGroup, ...]  # of the calls
+    config: tuple[DumpedGroup, ...]  # that the process knows
+    status: Mapping[int, Mapping[str, int]]  # of groups by their number in the process
+    problems: tuple[str, ...] = ()
+
+    def arguments(self, row: int) -> tuple[Any, ...]:
+        """Return shapes of input and output, and types of both, of a call; reads the file."""
+        return _details(self.path).arguments(row)
+
+    def frames(self, row: int) -> list[str]:
+        """Return the stack of a call, the innermost frame first; reads the file."""
+        return _details(self.path).frames(row)
+
+
+def rank_of(path: Path) -> int | None:
+    """Return the rank in the name of a dump: its last number; None without any."""
+    name = path.name
+    while shorter := _SUFFIX.sub("", name):
+        if shorter == name:
+            break
+        name = shorter
+    number = _RANK.search(name)
+    return int(number[1]) if number else None
+
+
+def read(path: Path) -> Dump:
+    """Read a dump.
+
+    Raises
+    ------
+    NoDumpError
+        If the file is no dump.
+    TraceFileError
+        If it is one, and damaged at its begin, or has what no dump has.
+
+    """
+    rank = rank_of(path)
+    if rank is None:
+        raise NoDumpError(f"{path}: no rank in the name")
+    text, written, is_cut = _content(path)
+    if text[:1] == b"\x80":
+        return _of_pickle(path, rank, text, written, is_cut)
+    if text[:1] in (b"{", b"["):
+        return _of_json(path, rank, text, written)
+    raise NoDumpError(f"{path}: neither a pickle nor JSON")
+
+
+def _content(path: Path) -> tuple[bytes, int | None, bool]:
+    """Return the decompressed bytes, the time in gzip's header, and whether they are cut."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    seconds = int.from_bytes(head[_GZIP_TIME], "little") if head[:2] == b"\x1f\x8b" else 0
+    parts, size, is_cut = [], 0, False
+    try:
+        for block in blocks(path):
+            parts.append(bytes(block))
+            size += len(block)
+            if size > _MOST_BYTES:
+                raise TraceFileError(f"{path}: more than {_MOST_BYTES} bytes")
+    except CutShortError:
+        is_cut = True
+    return b"".join(parts), seconds or None, is_cut
+
+
+class _Tree:
+    """A scanned pickle."""
+
+    def __init__(self, path: Path, text: bytes) -> None:
+        """Scan a pickle; `problem` says what ends it before its end."""
+        size = len(text) + 1
+        self.text = np.frombuffer(text, np.uint8)
+        self.node, self.stack, self.marks, memo = np.empty((4, size), np.int64)
+        self.value, self.links = np.empty((2, size, 2), np.int64)
+        self.tree = (self.node, self.value, self.links)
+        state = pickles.scan(self.text, self.tree, self.stack, self.marks, memo)
+        self.problem, self.root, self.nodes = "", state[pickles.ROOT], state[pickles.NODES]
+        status, offset = state[pickles.STATUS], state[pickles.OFFSET]
+        if status in (pickles.FOREIGN, pickles.BROKEN):
+            byte = f"byte {offset} is {text[offset]:#04x}"
+            why = "an opcode that no dump needs" if status == pickles.FOREIGN else "misplaced"
+            raise TraceFileError(f"{path}: refused as a pickle: {byte}, {why}")
+        if status == pickles.CUT:
+            self.problem = f"{path}: truncated behind byte {offset}"
+            self.root = pickles.closed(
+                *(self.tree, state[pickles.LINKS], self.stack),
+                *(state[pickles.STACKED], self.marks, state[pickles.MARKS]),
+            )
+
+    def plain(self, item: int, levels: int = 4) -> Any:
+        """Return a node as a Python object, its containers to a number of levels."""
+        kind, first = self.node[item], int(self.value[item, 0])
+        if kind == pickles.INTEGER:
+            return first
+        if kind in (pickles.TRUE, pickles.FALSE):
+            return bool(kind == pickles.TRUE)
+        if kind == pickles.TEXT:
+            return self._text(item)
+        if kind in (pickles.NOTHING, pickles.FLOAT) or levels == 0:
+            return None
+        items = [self.plain(at, levels - 1) for at in self.items(item)]
+        if kind != pickles.DICT:
+            return items
+        pairs = zip(items[::2], items[1::2], strict=True)
+        return {key: content for key, content in pairs if isinstance(key, str | int)}
+
+    def items(self, item: int) -> list[int]:
+        """Return the nodes of a container; of a dictionary, keys and contents in turn."""
+        nodes: list[int] = []
+        link = int(self.value[item, 0])
+        while link != NONE and len(nodes) < len(self.text):
+            nodes.append(int(self.links[link, 0]))
+            link = int(self.links[link, 1])
+        return nodes
+
+    def _text(self, item: int) -> str:
+        begin, size = self.value[item].tolist()
+        return self.text[begin : begin + size].tobytes().decode("utf-8", "replace")
+
+
+def _of_pickle(path: Path, rank: int, text: bytes, written: int | None, is_cut: bool) -> Dump:
+    tree = _Tree(path, text)
+    top, rows = _top_and_rows(path, tree)
+    calls, groups = _calls_of_pickle(tree, rows)
+    return Dump(
+        rank=rank,
+        path=path,
+        version=str(tree.plain(top["version"], 0)) if "version" in top else "",
+        written=written,
+        calls=calls,
+        groups=groups,
+        config=_config(tree.plain(top["pg_config"])) if "pg_config" in top else (),
+        status=_status(tree.plain(top["pg_status"])) if "pg_status" in top else {},
+        problems=tuple(filter(None, (tree.problem, f"{path}: truncated" if is_cut else ""))),
+    )
+
+
+def _top_and_rows(path: Path, tree: _Tree) -> tuple[dict[Any, int], Ints]:
+    """Return the nodes of the outer dictionary by key, and the rows of the calls.
+
+    Raises NoDumpError for a pickle that is no dump.
+    """
+    if tree.root == NONE or tree.node[tree.root] not in (pickles.DICT, pickles.LIST):
+        raise NoDumpError(f"{path}: no dictionary and no list of calls")
+    items = tree.items(tree.root)
+    top: dict[Any, int] = {}
+    if tree.node[tree.root] == pickles.DICT:
+        keys = (tree.plain(at, 0) for at in items[::2])
+        top = dict(zip(keys, items[1::2], strict=True))
+    if not top.keys() & {"entries", "pg_config", "version"} and not _lists_calls(tree, items):
+        raise NoDumpError(f"{path}: no dump of a flight recorder")
+    chain = top.get("entries", tree.root if not top else None)
+    if chain is None:
+        return top, np.full((0, len(_FIELDS)), NULL)
+    if tree.node[chain] != pickles.LIST:
+        raise TraceFileError(f"{path}: its entries are no list")
+    return top, _rows_of_pickle(path, tree, chain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Details:
+    """What is kept of no dump, as it is long: the arguments and stacks of all calls."""
+
+    values: Callable[[int, str], Any]  # of a row and a field
+
+    def arguments(self, row: int) -> tuple[Any, ...]:
+        return tuple(self.values(row, name) for name in _LISTS)
+
+    def frames(self, row: int) -> list[str]:
+        return _frames(self.values(row, "frames"))
+
+
+@lru_cache(maxsize=2)
+def _details(path: Path) -> _Details:
+    """Read a dump once more."""
+    text, _, _ = _content(path)
+    if text[:1] != b"\x80":
+        top = orjson.loads(text)
+        entries = top if isinstance(top, list) else top["entries"]
+        return _Details(values=lambda row, name: entries[row].get(name))
+    tree = _Tree(path, text)
+    _, rows = _top_and_rows(path, tree)
+
+    def value(row: int, name: str) -> Any:
+        at = int(rows[row, _PLACE[name]])
+        return None if at == NULL else tree.plain(at, 2)
+
+    return _Details(values=value)
+
+
+def _lists_calls(tree: _Tree, items: Sequence[int]) -> bool:
+    """Return whether a list is that of the first release: dictionaries with `pg_id`."""
+    if tree.node[tree.root] != pickles.LIST or not items:
+        return bool(tree.node[tree.root] == pickles.LIST and not items)
+    first = tree.plain(items[0], 1)
+    return isinstance(first, dict) and "pg_id" in first
+
+
+def _rows_of_pickle(path: Path, tree: _Tree, chain: int) -> Ints:
+    rows = np.full((len(tree.items(chain)), len(_FIELDS)), NULL)
+    place = np.full(tree.nodes, NONE)
+    count = pickles.rows(*(tree.text, tree.tree, chain, _NAMES, _BOUNDS, place, rows))
+    if count < 0:
+        raise TraceFileError(f"{path}: call {~count} is no dictionary, or the calls repeat")
+    return rows
+
+
+def _calls_of_pickle(tree: _Tree, rows: Ints) -> tuple[Calls, tuple[DumpedGroup, ...]]:
+    def content(name: str, read: Callable[[int], Any], absent: Any) -> tuple[list[Any], Ints]:
+        """Return the distinct contents of a column of nodes, and the place of each row's."""
+        nodes, place = np.unique(rows[:, _PLACE[name]], return_inverse=True)
+        contents = [absent if at == NULL else read(at) for at in nodes.tolist()]
+        distinct = {one: k for k, one in enumerate(dict.fromkeys(contents))}
+        numbers = np.array([distinct[one] for one in contents], np.int64)
+        return [*distinct], numbers[place.reshape(-1)] if len(place) else place
+
+    def hashed(name: str) -> Ints:
+        return _by_node(rows[:, _PLACE[name]], partial(pickles.hash_of, tree.text, tree.tree))
+
+    names, name = content("profiling_name", lambda at: str(tree.plain(at, 0)), "")
+    states, state = content("state", lambda at: str(tree.plain(at, 0)), "")
+    pairs, group = content("process_group", lambda at: _pair(tree.plain(at, 1)), None)
+
+    def elements(name: str) -> Ints:
+        return _by_node(
+            rows[:, _PLACE[name]],
+            partial(pickles.elements_of, tree.tree),
+        )
+
+    return _calls(
+        rows=rows, names=names, name=name, states=states, state=state, pairs=pairs, group=group,
+        shapes=(hashed("input_sizes"), hashed("output_sizes")),
+        types=(hashed("input_dtypes"), hashed("output_dtypes")),
+        elements=(elements("input_sizes"), elements("output_sizes")),
+    )  # fmt: skip
+
+
+def _by_node(nodes: Ints, function: Callable[[int], int]) -> Ints:
+    """Return a function of each node, called once for each distinct one; NULL stays."""
+    distinct, place = np.unique(nodes, return_inverse=True)
+    values = [NULL if at == NULL else function(at) for at in distinct.tolist()]
+    return np.array(values, np.int64)[place.reshape(-1)] if len(nodes) else nodes
+
+
+def _calls(
+    rows: Ints,
+    names: Sequence[str],
+    name: Ints,
+    states: Sequence[str],
+    state: Ints,
+    pairs: Sequence[tuple[str, str] | None],
+    group: Ints,
+    **lists: Any,
+) -> tuple[Calls, tuple[DumpedGroup, ...]]:
+    """Return the calls of a dump, and their groups, from rows of `_FIELDS`."""
+
+    def column(*keys: str) -> Ints:
+        """Return the first of some columns that a row has."""
+        values = rows[:, _PLACE[keys[0]]].copy()
+        for key in keys[1:]:
+            values = np.where(values == NULL, rows[:, _PLACE[key]], values)
+        return values
+
+    def time(key: str) -> Ints:
+        """Return times; what cannot be one, as 0 in JSON, is unknown."""
+        values = rows[:, _PLACE[key]]
+        return np.where((values <= 0) | (values > _LATEST), NULL, values)
+
+    created = time("time_created_ns")
+    micros = rows[:, _PLACE["time_created_us"]]
+    is_micro = (created == NULL) & (micros > 0) & (micros < _LATEST // 1000)
+    created = np.where(is_micro, np.where(is_micro, micros, 0) * 1000, created)
+    number = column("pg_id")
+    group, groups = _groups_of(pairs, group, number)
+    places = np.array([STATES.index(one) if one in STATES else 0 for one in states], np.int64)
+    calls = Calls(
+        record=_from_zero(column("record_id")),
+        group=group,
+        group_id=number,
+        sequence=column("collective_seq_id", "seq_id"),
+        message=column("p2p_seq_id"),
+        is_message=np.where(column("is_p2p") == 1, 1, 0),
+        retired=np.where(column("retired") == 1, 1, 0),
+        created=created,
+        started=time("time_discovered_started_ns"),
+        completed=time("time_discovered_completed_ns"),
+        timeout=column("timeout_ms"),
+        name=name,
+        state=places[state] if len(state) else state,
+        names=tuple(names),
+        **lists,
+    )
+    return calls, groups
+
+
+def _groups_of(
+    pairs: Sequence[tuple[str, str] | None], group: Ints, number: Ints
+) -> tuple[Ints, tuple[DumpedGroup, ...]]:
+    """Return the groups of calls: by name and description, else by their number."""
+    if None not in pairs:
+        return group, tuple(DumpedGroup(name=one, desc=two) for one, two in pairs if one)  # type: ignore[misc]
+    keys = [
+        pairs[at] or (str(own), "")
+        for at, own in zip(group.tolist(), number.tolist(), strict=True)
+    ]
+    places = {key: k for k, key in enumerate(dict.fromkeys(keys))}
+    own = np.array([places[key] for key in keys], np.int64)
+    return own, tuple(DumpedGroup(name=name, desc=desc) for name, desc in places)
+
+
+def _from_zero(record: Ints) -> Ints:
+    """Return the numbers of records; dumps of the first release have none."""
+    return np.arange(len(record)) if (record == NULL).any() else record
+
+
+def _pair(value: Any) -> tuple[str, str] | None:
+    """Return name and description of a process group; None for another form."""
+    if isinstance(value, list | tuple) and len(value) == len(_PAIR):
+        return str(value[0]), str(value[1])
+    return None
+
+
+def _frames(value: Any) -> list[str]:
+    """Return the lines of a stack, the innermost first."""
+    if not isinstance(value, list):
+        return []
+    return [
+        f"{frame.get('name', '?')} ({frame.get('filename', '?')}:{frame.get('line', '?')})"
+        for frame in value[:_MOST_FRAMES]
+        if isinstance(frame, dict)
+    ]
+
+
+def _config(value: Any) -> tuple[DumpedGroup, ...]:
+    """Return the groups that a process knows, of any release."""
+    if not isinstance(value, dict):
+        return ()
+    groups = []
+    for name, group in value.items():
+        if isinstance(group, dict):
+            groups.append(
+                DumpedGroup(
+                    name=str(group.get("name", name)),
+                    desc=str(group.get("desc", "")),
+                    ranks=_ranks(group.get("ranks")),
+                )
+            )
+        else:
+            groups.append(DumpedGroup(name=str(name), desc="", ranks=_ranks(group)))
+    return tuple(groups)
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str):
+        return _ranks_of_text(value)
+    if isinstance(value, list):
+        return tuple(one for one in value if isinstance(one, int) and one >= 0)
+    return ()
+
+
+@lru_cache(maxsize=256)
+def _ranks_of_text(text: str) -> tuple[int, ...]:
+    """Return the ranks of a text such as "[0, 1]", which the dumps of all ranks repeat."""
+    return tuple(map(int, re.findall(r"\d{1,9}", text)))
+
+
+def _status(value: Any) -> dict[int, dict[str, int]]:
+    """Return the last numbers of each group, by the group's number in its process."""
+    status: dict[int, dict[str, int]] = {}
+    for key, group in (value if isinstance(value, dict) else {}).items():
+        if isinstance(group, dict) and str(key).lstrip("-").isdecimal():
+            status[int(key)] = {
+                str(name): int(number)
+                for name, number in group.items()
+                if re.fullmatch(r"-?\d{1,18}", str(number))
+            }
+    return status
+
+
+def _of_json(path: Path, rank: int, text: bytes, written: int | None) -> Dump:
+    try:
+        top = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise NoDumpError(f"{path}: damaged JSON: {error}") from error
+    entries = top if isinstance(top, list) else top.get("entries", [])
+    is_dump = isinstance(top, dict) and ("pg_config" in top or "entries" in top)
+    is_dump |= isinstance(top, list) and all(isinstance(one, dict) for one in top)
+    if not is_dump or not isinstance(entries, list):
+        raise NoDumpError(f"{path}: JSON, and no dump of a flight recorder")
+    entries = [one for one in entries if isinstance(one, dict)]
+    if isinstance(top, list) and not all("pg_id" in one for one in entries):
+        raise NoDumpError(f"{path}: JSON, and no dump of a flight recorder")
+    calls, groups = _calls_of_json(entries)
+    top = top if isinstance(top, dict) else {}
+    return Dump(
+        rank=rank,
+        path=path,
+        version=str(top.get("version", "")),
+        written=written,
+        calls=calls,
+        groups=groups,
+        config=_config(top.get("pg_config")),
+        status=_status(top.get("pg_status")),
+    )
+
+
+def _calls_of_json(entries: Sequence[dict[str, Any]]) -> tuple[Calls, tuple[DumpedGroup, ...]]:
+    rows = np.full((len(entries), len(_FIELDS)), NULL)
+    for place, key in enumerate(_FIELDS[: _PLACE["state"]]):
+        rows[:, place] = [_integer(one.get(key)) for one in entries]
+
+    def content(key: str, form: Callable[[Any], Any]) -> tuple[list[Any], Ints]:
+        contents = [form(one.get(key)) for one in entries]
+        distinct = {one: k for k, one in enumerate(dict.fromkeys(contents))}
+        return [*distinct], np.array([distinct[one] for one in contents], np.int64)
+
+    def hashes(key: str) -> Ints:
+        return np.array([_hash(orjson.dumps(one.get(key))) for one in entries], np.int64)
+
+    def elements(key: str) -> Ints:
+        return np.array([_elements(orjson.dumps(one.get(key))) for one in entries], np.int64)
+
+    names, name = content("profiling_name", lambda one: one if isinstance(one, str) else "")
+    states, state = content("state", str)
+    pairs, group = content("process_group", _pair)
+    return _calls(
+        rows=rows, names=names, name=name, states=states, state=state, pairs=pairs, group=group,
+        shapes=(hashes("input_sizes"), hashes("output_sizes")),
+        types=(hashes("input_dtypes"), hashes("output_dtypes")),
+        elements=(elements("input_sizes"), elements("output_sizes")),
+    )  # fmt: skip
+
+
+def _integer(value: Any) -> int:
+    return value if isinstance(value, int) and NULL < value < -NULL else NULL
+
+
+@lru_cache(maxsize=4096)
+def _hash(text: bytes) -> int:
+    """Return what `pickles.hash_of` does, for a list as JSON."""
+    h = pickles.HASH_BEGIN
+    for one in _list(text):
+        if isinstance(one, str):
+            h = reduce(pickles.mixed, one.encode(), h)
+        elif isinstance(one, list):
+            h = reduce(pickles.mixed, (at for at in one if isinstance(at, int)), h)
+        h = pickles.mixed(h, pickles.END)
+    return h
+
+
+@lru_cache(maxsize=4096)
+def _elements(text: bytes) -> int:
+    """Return the number of elements of shapes as JSON."""
+    shapes = (one for one in _list(text) if isinstance(one, list))
+    return sum(prod(at for at in one if isinstance(at, int)) for one in shapes) & pickles.LOW
+
+
+def _list(text: bytes) -> list[Any]:
+    value = orjson.loads(text)
+    return value if isinstance(value, list) else []

@@ -1,0 +1,266 @@
+"""Why a job hangs: read all dumps and what lies beside them, and judge."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastcomm.errors import TraceFileError
+from fastcomm.files import place as place_of
+from fastcomm.formats.detection import no_such_path
+from fastcomm.formats.flight_recorder import Dump, NoDumpError, read
+from fastcomm.hang.calls import DumpedJob, job_of
+from fastcomm.hang.evidence import gather
+from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
+from fastcomm.hang.verdict import Judge, Verdict
+from fastcomm.hang.waits import Stop
+from fastcomm.trace.run import named_ranks
+from fastcomm.trace.tags import tag_of_description
+from fastcomm.units import format_ns
+
+_MOST_LINKS = 64
+_MOST_LINES = 12
+_MOST_BESIDE = 20_000  # files that are no dumps
+
+
+@dataclass(kw_only=True)
+class _Files:
+    """The files of a job: dumps by rank, the oldest first, and others."""
+
+    dumps: dict[int, list[Dump]] = field(default_factory=dict)
+    others: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)  # errors of dumps that are left out
+
+
+def diagnose_hang(
+    paths: str | Path | Sequence[str | Path], *, keep_going: bool = False
+) -> Hang:
+    """Find why a job hangs, from the flight-recorder dumps of its ranks.
+
+    Parameters
+    ----------
+    paths
+        Directories, searched to any depth, or files. What lies beside the dumps (stacks of
+        Python, logs) is evidence.
+    keep_going
+        Leave out damaged dumps, with a warning.
+
+    Returns
+    -------
+    Hang
+        `kind` is "none" where nothing hangs.
+
+    Raises
+    ------
+    FastcommError
+        If there is no dump, or one is damaged.
+
+    """
+    files = _read_all(
+        [paths] if isinstance(paths, str | Path) else paths, keep_going=keep_going
+    )
+    if not files.dumps:
+        names = ", ".join(map(str, [paths] if isinstance(paths, str | Path) else paths))
+        raise TraceFileError(
+            f"{names}: no dump of a flight recorder; it is a pickle or JSON file a rank, with "
+            "the rank at the end of its name, as TORCH_FR_DUMP_TEMP_FILE says"
+        )
+    evidence = gather(files.others[:_MOST_BESIDE])
+    newest = {rank: _in_order(dumps)[-1] for rank, dumps in files.dumps.items()}
+    job = job_of(newest.values(), 1 + max(evidence.ranks, default=-1))
+    judge = Judge(job=job, evidence=evidence)
+    progress = _progress(files.dumps)
+    verdict = Verdict(kind="none", evidence=(progress,)) if progress else judge.verdict()
+    return _result(judge, verdict, files)
+
+
+def _read_all(paths: Iterable[str | Path], *, keep_going: bool) -> _Files:
+    files = _Files()
+    for path in _files_of(paths):
+        try:
+            dump = read(path)
+        except NoDumpError:
+            files.others.append(path)
+        except TraceFileError as error:
+            if not keep_going:
+                raise
+            files.failed.append(str(error))
+        else:
+            files.dumps.setdefault(dump.rank, []).append(dump)
+            files.problems.extend(dump.problems)
+    return files
+
+
+def _files_of(paths: Iterable[str | Path]) -> Iterator[Path]:
+    for name in paths:
+        path = place_of(name)
+        if path.is_dir():
+            yield from sorted(one for one in path.rglob("*") if one.is_file())
+        elif path.exists():
+            yield path
+        else:
+            raise no_such_path(str(name))
+
+
+def _in_order(dumps: Sequence[Dump]) -> list[Dump]:
+    """Return the dumps of a rank by their last call; of equal ones, the JSON first."""
+    return sorted(dumps, key=lambda dump: (_last(dump), dump.path.suffixes[:1] != [".json"]))
+
+
+def _last(dump: Dump) -> int:
+    return int(dump.calls.record[-1]) if len(dump.calls) else -1
+
+
+def _progress(dumps: dict[int, list[Dump]]) -> str:
+    """Return what shows that ranks went on between two moments; empty where nothing does."""
+    for rank, own in sorted(dumps.items()):
+        folders = {dump.path.parent for dump in own}
+        first, *_, last = (_in_order(own) * 2)[: 2 * len(own)]
+        if len(folders) > 1 and _last(last) > _last(first):
+            return (
+                f"rank {rank} went on between two dumps: call {_last(first)} is the last in "
+                f"{first.path}, {_last(last)} in {last.path}"
+            )
+    return ""
+
+
+def _result(judge: Judge, verdict: Verdict, files: _Files) -> Hang:
+    job, stop = judge.job, verdict.stop
+    return Hang(
+        kind=verdict.kind,
+        culprits=verdict.culprits,
+        group=None if stop is None else _group(stop, job),
+        collective=None if stop is None else _call(stop, judge),
+        waiting=verdict.waiting,
+        missing=job.missing,
+        dumps=len(job.ranks),
+        world_size=job.world,
+        confidence=verdict.confidence,
+        evidence=(*verdict.evidence, *_evidence(judge, verdict)),
+        links=() if verdict.kind == "none" else tuple(_links(judge)),
+        next=tuple(_next(judge, verdict)),
+        failed=tuple(files.failed),
+        warnings=tuple(files.problems),
+    )
+
+
+def _group(stop: Stop, job: DumpedJob) -> WaitedGroup:
+    key = stop.group
+    return WaitedGroup(
+        name=key.name,
+        desc=key.desc,
+        parallelism=tag_of_description(key.desc) if key.desc else None,
+        ranks=job.members.get(key, ()),
+    )
+
+
+def _call(stop: Stop, judge: Judge) -> WaitedCall:
+    """Return what most of those that stand in a stop call."""
+    ops = [
+        call.op
+        for rank in judge.waits.stops.get(stop, ())
+        for call in judge.waits.fronts[rank]
+        if (call.group, None if call.is_message else call.number) == (stop.group, stop.number)
+    ]
+    op = max(ops, key=ops.count, default="")
+    return WaitedCall(op=op, sequence=stop.number)
+
+
+def _links(judge: Judge) -> Iterator[WaitingLink]:
+    """Yield the chain of waiting, the calls with most ranks first."""
+    waits = judge.waits
+    order = sorted(waits.stops, key=lambda stop: -len(waits.stops[stop]))
+    for stop in order[:_MOST_LINKS]:
+        ranks = waits.stops[stop]
+        ages = [age for rank in ranks if (age := judge.age(rank)) is not None]
+        yield WaitingLink(
+            ranks=tuple(sorted(ranks)),
+            group=_group(stop, judge.job).title,
+            call=_call(stop, judge).title,
+            waits_for=tuple(waits.holders[stop]),
+            since_ns=max(ages, default=None),
+        )
+
+
+def _evidence(judge: Judge, verdict: Verdict) -> Iterator[str]:
+    """Yield what carries a verdict: where the culprits stand, and what files say of them."""
+    for rank in verdict.culprits[:_MOST_LINES]:
+        yield _stand(judge, rank)
+        if stack := judge.evidence.stacks.get(rank):
+            yield f"rank {rank} is in {stack.place}, by its stack"
+        if rank in judge.evidence.dead:
+            yield f"launcher: {judge.evidence.dead[rank]}"
+        if error := judge.evidence.errors.get(rank):
+            yield f"the log of rank {rank} ends with: {error}"
+    if verdict.stop is not None and verdict.kind.startswith("mismatch"):
+        yield from _arguments(judge, verdict)
+    if missing := [rank for rank in judge.job.missing if rank not in verdict.culprits]:
+        yield f"no dump of {named_ranks(missing)}"
+
+
+def _stand(judge: Judge, rank: int) -> str:
+    """Return where a rank stands, with its file."""
+    calls = judge.job.ranks.get(rank)
+    if calls is None:
+        return f"rank {rank} has no dump"
+    if front := judge.waits.fronts.get(rank):
+        call = front[0]
+        number = "" if call.is_message else f" #{call.number}"
+        age = judge.age(rank)
+        time = "" if age is None else f" since {format_ns(age)}"
+        place = f"stands in {call.op}{number} of {call.group.desc or call.group.name}{time}"
+    else:
+        place = "has nothing open"
+    if not len(calls.rows):
+        return f"rank {rank} {place}, and no call ({calls.dump.path})"
+    last = calls.call(len(calls.rows) - 1)
+    number = "" if last.is_message else f" #{last.number}"
+    name = last.group.desc or last.group.name
+    record = calls.dump.calls.record[calls.rows[-1]]
+    return (
+        f"rank {rank} {place}; its last call is {last.op}{number} of {name} "
+        f"({calls.dump.path}, record {record})"
+    )
+
+
+def _arguments(judge: Judge, verdict: Verdict) -> Iterator[str]:
+    """Yield the calls of a culprit and of another member, with their arguments."""
+    assert verdict.stop is not None
+    calls_of = judge.calls_of(verdict.stop)
+    others = [rank for rank in calls_of if rank not in verdict.culprits]
+    for rank in (*[one for one in verdict.culprits if one in calls_of][:2], *others[:1]):
+        calls = judge.job.ranks[rank]
+        call = calls_of[rank]
+        row = int(calls.rows[call.row])
+        shapes_in, shapes_out, types_in, types_out = calls.dump.arguments(row)
+        yield (
+            f"rank {rank} calls {call.op} with {shapes_in} {types_in} into "
+            f"{shapes_out} {types_out}"
+        )
+        if frames := calls.dump.frames(row):
+            own = [frame for frame in frames if "torch/" not in frame]
+            yield f"rank {rank} called it in {(own or frames)[0]}"
+
+
+def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
+    """Yield what would decide, or what to look at."""
+    if verdict.kind == "none":
+        if judge.waits.fronts:
+            yield "a second set of dumps, some seconds later, shows whether the job goes on"
+        return
+    without = [
+        rank
+        for rank in verdict.culprits
+        if rank in judge.job.ranks and rank not in judge.evidence.stacks
+    ]
+    if without:
+        ranks = named_ranks(without[:_MOST_LINES])
+        yield f"py-spy dump on {ranks}, saved as stack_RANK.txt here"
+    missing = [rank for rank in verdict.culprits if rank not in judge.job.ranks]
+    if missing:
+        yield (
+            f"the launcher's exit code and the end of the log of {named_ranks(missing)}: dead, "
+            "frozen, or only not dumped"
+        )
+    if verdict.kind == "stalled":
+        yield "NCCL RAS, and counters of the network, on the hosts of these ranks"

@@ -1,0 +1,186 @@
+"""The answer to why a job hangs: kind, culprits, who waits, and the evidence."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from fastcomm.errors import inert
+from fastcomm.result import TableResult
+from fastcomm.trace.run import named_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitedGroup:
+    """The process group in which the culprits are waited for."""
+
+    name: str
+    desc: str
+    parallelism: str | None
+    ranks: tuple[int, ...]  # as far as they are known
+
+    @property
+    def title(self) -> str:
+        """What the group is called in sentences."""
+        kind = f"{self.parallelism} group" if self.parallelism else "group"
+        name = self.desc or self.name
+        return f"{kind} {name} of {named_ranks(self.ranks)}" if self.ranks else f"{kind} {name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitedCall:
+    """The collective or message in which the culprits are waited for."""
+
+    op: str
+    sequence: int | None
+
+    @property
+    def title(self) -> str:
+        """Operation and number, as text."""
+        return self.op if self.sequence is None else f"{self.op} #{self.sequence}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingLink:
+    """One link of the chain of waiting: ranks that stand in a call, and whom it waits for."""
+
+    ranks: tuple[int, ...]
+    group: str
+    call: str
+    waits_for: tuple[int, ...]
+    since_ns: int | None  # how long the first of them waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Hang(TableResult):
+    """Why a job hangs; `kind` is `none` if it does not."""
+
+    kind: str
+    culprits: tuple[int, ...]
+    group: WaitedGroup | None
+    collective: WaitedCall | None
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]  # ranks without a dump
+    dumps: int
+    world_size: int
+    confidence: str
+    evidence: tuple[str, ...]
+    links: tuple[WaitingLink, ...]
+    next: tuple[str, ...]  # what would decide, or what to do
+    failed: tuple[str, ...]  # errors of dumps that are left out
+    warnings: tuple[str, ...]
+
+    @property
+    def hang(self) -> bool:
+        """Whether a call cannot end."""
+        return self.kind != "none"
+
+    @property
+    def headline(self) -> str:
+        """What it is and who, in one sentence."""
+        if not self.hang:
+            return (
+                f"No hang: in the dumps of {self.dumps} of {self.world_size} ranks nothing "
+                "waits for long."
+            )
+        return f"{_sentence(self)} {_waiting(self)}".strip()
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        return {
+            "hang": self.hang,
+            "kind": self.kind,
+            "headline": inert(self.headline),
+            "culprits": [*self.culprits],
+            "group": None
+            if self.group is None
+            else {
+                "name": self.group.name,
+                "desc": self.group.desc,
+                "parallelism": self.group.parallelism,
+                "ranks": [*self.group.ranks],
+            },
+            "collective": None
+            if self.collective is None
+            else {"op": self.collective.op, "sequence": self.collective.sequence},
+            "waiting": [*self.waiting],
+            "missing": [*self.missing],
+            "dumps": self.dumps,
+            "world_size": self.world_size,
+            "confidence": self.confidence,
+            "evidence": [*self.evidence],
+            "links": [
+                {
+                    "ranks": [*link.ranks],
+                    "group": link.group,
+                    "call": link.call,
+                    "waits_for": [*link.waits_for],
+                    "since_ns": link.since_ns,
+                }
+                for link in self.links
+            ],
+            "next": [*self.next],
+            "failed": [*self.failed],
+            "warnings": [*self.warnings],
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Return the links of the chain of waiting, a row each."""
+        return pa.table(
+            {
+                "ranks": pa.array([[*link.ranks] for link in self.links], pa.list_(pa.int64())),
+                "group": pa.array([link.group for link in self.links], pa.string()),
+                "call": pa.array([link.call for link in self.links], pa.string()),
+                "waits_for": pa.array(
+                    [[*link.waits_for] for link in self.links], pa.list_(pa.int64())
+                ),
+                "since_ns": pa.array([link.since_ns for link in self.links], pa.int64()),
+            }
+        )
+
+    def figures(self) -> dict[str, str]:
+        """Return the key figures, by name."""
+        return {
+            "kind": self.kind,
+            "culprits": named_ranks(self.culprits) if self.culprits else "none",
+            "waiting": str(len(self.waiting)),
+        }
+
+
+# What the culprits did: {who} did it in {where}; "s" and "are" follow their number.
+_SENTENCES = {
+    "missing_rank": "{who} left no dump and {are} waited for in {where}.",
+    "not_arrived": "{who} never called {where}.",
+    "not_started": "The device of {whom} has not begun {where}.",
+    "order": "{who} leave{s} the order of calls that the others keep, who wait in {where}.",
+    "mismatch_op": "{who} call{s} another operation where the others call {where}.",
+    "mismatch_size": "{who} call{s} {where} with another size than the others.",
+    "mismatch_dtype": "{who} call{s} {where} with another type than the others.",
+    "mismatch_root": "{who} call{s} {where} with another root than the others.",
+    "p2p_unmatched": "A message of {whom} lacks its other side.",
+    "p2p_order": "Messages of {whom} wait for each other: each side sends, or receives, first.",
+    "group_creation": "{who} hold{s} up the creation of a process group.",
+    "stalled": "All members have begun {where}, and it does not end.",
+}
+
+
+def _sentence(hang: Hang) -> str:
+    """Return what the culprits did, in one sentence."""
+    whom, many = named_ranks(hang.culprits), len(hang.culprits) > 1
+    call = hang.collective.title if hang.collective else "what others wait in"
+    return _SENTENCES[hang.kind].format(
+        who=whom.capitalize(),
+        whom=whom,
+        where=f"{call} of the {hang.group.title}" if hang.group else call,
+        are="are" if many else "is",
+        s="" if many else "s",
+    )
+
+
+def _waiting(hang: Hang) -> str:
+    """Return how many ranks wait, as a sentence; empty where none does."""
+    if not hang.waiting:
+        return ""
+    verb = "waits" if len(hang.waiting) == 1 else "wait"
+    whom = "them" if len(hang.culprits) > 1 else "it"
+    return f"{named_ranks(hang.waiting).capitalize()} {verb} for {whom}, directly or not."

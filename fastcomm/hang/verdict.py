@@ -1,0 +1,368 @@
+"""What holds a job up: one kind, the ranks, and what shows it."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fastcomm.hang import rhythm
+from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls
+from fastcomm.hang.evidence import FileEvidence
+from fastcomm.hang.waits import Stop, WaitGraph, stop_of
+from fastcomm_kernels.arrays import NULL
+
+_YOUNG_NS = 2_500_000_000
+_TIMES_INTERVAL = 4
+_SECOND = 1_000_000_000
+_ROOTED_OUT, _ROOTED_IN = "gather", "scatter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One answer: `none`, or a kind of hang with its culprits."""
+
+    kind: str
+    culprits: tuple[int, ...] = ()
+    stop: Stop | None = None
+    waiting: tuple[int, ...] = ()
+    confidence: str = "high"
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Judge:
+    """Finds the root of a hang: rules in order, the first that applies is the verdict."""
+
+    job: DumpedJob
+    evidence: FileEvidence
+    waits: WaitGraph = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.waits = WaitGraph(job=self.job)
+
+    def verdict(self) -> Verdict:
+        """Return the verdict."""
+        rules = (
+            self._mismatch,
+            self._dead,
+            self._by_stacks,
+            self._not_arrived,
+            self._two_roots,
+            self._not_started,
+            self._stalled,
+            self._circle,
+            self._missing,
+        )
+        if self.is_quiet():
+            return Verdict(kind="none")
+        for rule in rules:
+            answer = rule()
+            if answer is not None:
+                return answer
+        return Verdict(kind="none", confidence="low")
+
+    # When there is no hang
+
+    def is_quiet(self) -> bool:
+        """Return whether nobody is dead and nothing has been open for long."""
+        if self.evidence.dead or self.evidence.aborted:
+            return False
+        if self._stands_in_group_or_message():
+            return False
+        fronts = [(rank, call) for rank, own in self.waits.fronts.items() for call in own]
+        return all(self.is_young(rank, call) for rank, call in fronts)
+
+    def is_young(self, rank: int, call: RankCall) -> bool:
+        """Return whether a call has not been open for longer than calls usually are apart."""
+        calls = self.job.ranks[rank]
+        now = self.moment(calls)
+        if now is None or call.created == NULL:
+            return False
+        created = calls.created[calls.created != NULL]
+        later = np.diff(created[len(created) // 2 :])
+        longest = int(later.max()) if len(later) else 0
+        return now - call.created < max(_YOUNG_NS, _TIMES_INTERVAL * longest)
+
+    def age(self, rank: int) -> int | None:
+        """Return for how many ns a rank has stood in its front; None where nothing tells."""
+        front = self.waits.fronts.get(rank)
+        now = self.moment(self.job.ranks[rank]) if front else None
+        if not front or now is None or front[0].created == NULL:
+            return None
+        return max(0, now - front[0].created)
+
+    def moment(self, calls: RankCalls) -> int | None:
+        """Return when a dump was written, in ns of its host; None if nothing tells."""
+        written = calls.dump.written
+        return None if written is None else written * _SECOND
+
+    # The rules
+
+    def _mismatch(self) -> Verdict | None:
+        """Members of a front called it with different arguments."""
+        for stop in self._old_stops():
+            if stop.number is None:
+                continue
+            calls = self.calls_of(stop)
+            kind, odd = _odd(list(calls.values()))
+            if kind is None:
+                continue
+            if not odd:
+                odd = self._out_of_rhythm([call.rank for call in calls.values()])
+            if odd:
+                return self._answer(kind, odd, stop)
+        return None
+
+    def calls_of(self, stop: Stop) -> dict[int, RankCall]:
+        """Return the calls of a collective by the ranks that made it."""
+        assert stop.number is not None
+        calls = {}
+        for rank in self.job.members.get(stop.group, ()):
+            own = self.job.ranks.get(rank)
+            at = own.places.get((stop.group, stop.number)) if own else None
+            if own is not None and at is not None:
+                calls[rank] = own.call(at)
+        return calls
+
+    def _dead(self) -> Verdict | None:
+        """Ranks without a dump of which something says that they died."""
+        dead = [rank for rank in self.job.missing if rank in self.evidence.dead]
+        if not dead:
+            return None
+        stop = next(
+            (stop for stop, own in self.waits.holders.items() if set(own) & {*dead}), None
+        )
+        return self._answer("missing_rank", dead, stop)
+
+    def _stands_in_group_or_message(self) -> dict[int, str]:
+        """Return what ranks without a front do, as stacks tell: make a group, or a message."""
+        return {
+            rank: stack.activity
+            for rank, stack in self.evidence.stacks.items()
+            if stack.activity in ("group", "message") and rank not in self.waits.fronts
+        }
+
+    def _by_stacks(self) -> Verdict | None:
+        """Nobody has a front that matters, and ranks stand where no entry is made."""
+        activity = self._stands_in_group_or_message()
+        groups = sorted(rank for rank, name in activity.items() if name == "group")
+        if groups:
+            others = self._ranks_out_of_rhythm()
+            outside = [
+                rank
+                for rank in self.job.ranks
+                if rank not in groups and rank in self.waits.fronts and rank in others
+            ]
+            return self._answer("group_creation", outside or groups, None)
+        messages = sorted(rank for rank, name in activity.items() if name == "message")
+        if not messages:
+            return None
+        names = {
+            rank: next(n for n in self.evidence.stacks[rank].names if n in _SIDES)
+            for rank in messages
+        }
+        if len(messages) > 1 and len(set(names.values())) == 1:
+            return self._answer("p2p_order", messages, None)
+        return self._answer("p2p_unmatched", messages, None)
+
+    def _not_arrived(self) -> Verdict | None:
+        """Ranks that are waited for, have a dump, and stand in nothing."""
+        for ranks, stops in self._roots():
+            if stops or len(ranks) != 1 or ranks[0] not in self.job.ranks:
+                continue
+            stop = self._held_by(ranks[0])
+            if stop is None:
+                continue
+            absent = [
+                rank
+                for rank in self.waits.holders[stop]
+                if rank in self.job.ranks and rank not in self.waits.fronts
+            ]
+            waiting = self.waits.stops[stop]
+            if len(absent) > len(waiting) and len(waiting) == 1:
+                return self._answer("order", waiting, stop, turned=True)
+            everywhere = sorted(
+                {
+                    rank
+                    for other, own in self.waits.holders.items()
+                    for rank in own
+                    if rank in self.job.ranks and rank not in self.waits.fronts
+                }
+            )
+            return self._answer("not_arrived", everywhere, stop)
+        return None
+
+    def _two_roots(self) -> Verdict | None:
+        """More than one member has the root's side of a gather or scatter."""
+        for stop in self._old_stops():
+            if stop.number is None:
+                continue
+            calls = self.calls_of(stop)
+            rooted = [
+                rank
+                for rank, call in calls.items()
+                if (call.op == "gather" and call.elements[1] > 0)
+                or (call.op == "scatter" and call.elements[0] > 0)
+            ]
+            if len(rooted) > 1:
+                odd = self._out_of_rhythm(rooted)
+                return self._answer("mismatch_root", odd or rooted, stop)
+        return None
+
+    def _not_started(self) -> Verdict | None:
+        """Members whose device has not begun what others have."""
+        for _, stops in self._roots():
+            for stop in stops:
+                inside = [rank for rank in self.waits.stops[stop] if stop.number is not None]
+                begun = [rank for rank in inside if self._has_begun(rank)]
+                behind = [rank for rank in inside if rank not in begun]
+                if begun and behind and not self.waits.holders[stop]:
+                    return self._answer("not_started", behind, stop)
+        return None
+
+    def _has_begun(self, rank: int) -> bool:
+        calls = self.job.ranks[rank]
+        return bool(calls.begun[self.waits.fronts[rank][0].row])
+
+    def _stalled(self) -> Verdict | None:
+        """A front that all members have reached."""
+        for ranks, stops in self._roots():
+            if not ranks and len(stops) == 1 and stops[0].number is not None:
+                if self.job.missing and not stops[0].group.ranks:
+                    # Whoever never called anything in a group is in no list of its members.
+                    return self._answer(
+                        "missing_rank", self.job.missing, stops[0], confidence="low"
+                    )
+                return self._answer(
+                    "stalled", self.waits.stops[stops[0]], stops[0], confidence="low"
+                )
+        return None
+
+    def _circle(self) -> Verdict | None:
+        """Ranks that wait for each other: the culprits leave their rhythm."""
+        for ranks, stops in self._roots():
+            if not (ranks and stops):
+                continue
+            odd = self._out_of_rhythm(ranks)
+            is_message = all(stop.number is None for stop in stops)
+            sides = {call.op for rank in ranks for call in self.waits.fronts[rank]}
+            if is_message and len(ranks) == len(_PAIR) and len(sides) == 1:
+                return self._answer("p2p_order", ranks, stops[0])
+            if odd:
+                kind = "p2p_unmatched" if self._leads_by_messages(odd) else "order"
+                return self._answer(kind, odd, self._held_by(odd[0]))
+            counts = Counter(rank for stop in stops for rank in self.waits.holders[stop])
+            most = max(counts[rank] for rank in ranks)
+            likely = [rank for rank in ranks if counts[rank] == most]
+            kind = "p2p_order" if is_message else "order"
+            return self._answer(kind, likely, stops[0], confidence="low")
+        return None
+
+    def _leads_by_messages(self, odd: Sequence[int]) -> bool:
+        """Return whether only messages wait for some ranks."""
+        stops = [stop for stop, own in self.waits.holders.items() if set(own) & set(odd)]
+        return bool(stops) and all(stop.number is None for stop in stops)
+
+    def _missing(self) -> Verdict | None:
+        """Missing ranks that are waited for."""
+        for ranks, stops in self._roots():
+            missing = [rank for rank in ranks if rank not in self.job.ranks]
+            if missing and not stops:
+                stop = self._held_by(missing[0])
+                every = sorted(
+                    {
+                        rank
+                        for own in self.waits.holders.values()
+                        for rank in own
+                        if rank not in self.job.ranks
+                    }
+                )
+                return self._answer("missing_rank", every, stop, confidence="low")
+        return None
+
+    # What the rules share
+
+    def _roots(self) -> list[tuple[list[int], list[Stop]]]:
+        """Return the roots that something old waits for."""
+        return self.waits.roots
+
+    def _old_stops(self) -> list[Stop]:
+        return [
+            stop
+            for stop, ranks in self.waits.stops.items()
+            if any(
+                stop_of(call) == stop and not self.is_young(rank, call)
+                for rank in ranks
+                for call in self.waits.fronts[rank]
+            )
+        ]
+
+    def _held_by(self, rank: int) -> Stop | None:
+        """Return a stop that waits for a rank: that with the most ranks in it."""
+        stops = [stop for stop, own in self.waits.holders.items() if rank in own]
+        return max(stops, key=lambda stop: len(self.waits.stops[stop]), default=None)
+
+    def _out_of_rhythm(self, ranks: Iterable[int]) -> list[int]:
+        """Return the ranks that leave their own rhythm last."""
+        places = {rank: rhythm.left_at(self.job.ranks[rank]) for rank in ranks}
+        return sorted(rank for rank, at in places.items() if at is not None)
+
+    def _ranks_out_of_rhythm(self) -> set[int]:
+        return set(self._out_of_rhythm(self.job.ranks))
+
+    def _answer(
+        self,
+        kind: str,
+        culprits: Iterable[int],
+        stop: Stop | None,
+        *,
+        confidence: str = "high",
+        turned: bool = False,
+    ) -> Verdict:
+        ranks = tuple(sorted(culprits))
+        # Where nothing is open any more, all have failed for the same reason.
+        waiting = self.waits.waiting(set(ranks), stop) or [
+            rank for rank in sorted(self.job.ranks) if rank not in ranks
+        ]
+        return Verdict(
+            kind=kind,
+            culprits=ranks,
+            stop=stop,
+            waiting=tuple(waiting),
+            confidence=confidence,
+        )
+
+
+_PAIR = ("sender", "receiver")
+_SIDES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+
+
+def _odd(calls: Sequence[RankCall]) -> tuple[str | None, list[int]]:
+    """Return the kind of mismatch among calls of a collective, and the minority's ranks."""
+    for kind, values in _compared(calls):
+        if len(set(values.values())) > 1:
+            return kind, _minority(values)
+    return None, []
+
+
+def _compared(calls: Sequence[RankCall]) -> Iterator[tuple[str, Mapping[int, object]]]:
+    """Yield what has to be equal on all members, by rank: operation, types, sizes.
+
+    Members of a gather or scatter have different lists, those of an all-to-all other sizes.
+    """
+    yield "mismatch_op", {call.rank: call.op for call in calls}
+    op = calls[0].op if calls else ""
+    if op not in ("gather", "scatter"):
+        yield "mismatch_dtype", {call.rank: call.arguments[2:] for call in calls}
+    if op not in ("gather", "scatter") and not op.replace("_", "").startswith("alltoall"):
+        yield "mismatch_size", {call.rank: call.elements for call in calls}
+
+
+def _minority(values: Mapping[int, object]) -> list[int]:
+    """Return the ranks with a value that fewer than half have; none on a tie."""
+    counts = Counter(values.values())
+    (most, number), *rest = counts.most_common()
+    if rest and rest[0][1] == number:
+        return []
+    return [rank for rank, value in values.items() if value != most]

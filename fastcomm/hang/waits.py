@@ -1,0 +1,205 @@
+"""Who waits for whom: where each rank stands, and which ranks it needs to go on.
+
+The graph has a node for each rank and for each *stop*: the collective or message that a rank
+stands in. A rank has edges to its stops, a stop to the ranks that hold it up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from fastcomm.hang.calls import DumpedJob, GroupKey, RankCall, RankCalls
+
+# Operations that end on no member before all have called; others may end on one side.
+_FOR_ALL = (
+    *("all_reduce", "allreduce", "all_gather", "allgather", "all_to_all", "alltoall"),
+    *("reduce_scatter", "barrier"),
+)
+_RETIRES = ("gloo", "mpi", "ucc", "c10d")  # libraries whose calls have no start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """A collective, or a message of a pair, in which ranks stand."""
+
+    group: GroupKey
+    number: int | None  # of the collective
+    pair: tuple[int, int] = (-1, -1)  # sender and receiver
+
+
+@dataclass(kw_only=True)
+class WaitGraph:
+    """Where the ranks of a job stand, and whom they wait for."""
+
+    job: DumpedJob
+    fronts: dict[int, tuple[RankCall, ...]] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)  # ranks whose front has failed
+
+    def __post_init__(self) -> None:
+        """Find the fronts: what is open first, else what failed since a member is absent."""
+        for rank, calls in self.job.ranks.items():
+            front = tuple(_front(calls))
+            if not front and (failed := self._failed(calls)) is not None:
+                self.failed.add(rank)
+                front = (failed,)
+            if front:
+                self.fronts[rank] = front
+
+    def _failed(self, calls: RankCalls) -> RankCall | None:
+        """Return the oldest retired call that cannot have ended, as a member never made it."""
+        if not calls.library.startswith(_RETIRES):
+            return None
+        least = {key: self._least(key, calls.rank) for key in calls.last}
+        places = (
+            at
+            for (key, number), at in calls.places.items()
+            if number > least[key] and any(name in calls.op(at) for name in _FOR_ALL)
+        )
+        at = min(places, default=None)
+        return None if at is None else calls.call(at)
+
+    def _least(self, key: GroupKey, rank: int) -> int:
+        """Return the least of the last numbers of the other members of a group."""
+        others = (self.job.ranks.get(member) for member in self.job.members[key])
+        return min(
+            (
+                calls.last.get(key, 0)
+                for calls in others
+                if calls is not None and calls.rank != rank and key in calls.last
+            ),
+            default=1 << 62,
+        )
+
+    @cached_property
+    def stops(self) -> dict[Stop, list[int]]:
+        """The ranks that stand in each stop."""
+        stops: dict[Stop, list[int]] = {}
+        for rank, front in self.fronts.items():
+            for call in front:
+                stops.setdefault(stop_of(call), []).append(rank)
+        return stops
+
+    @cached_property
+    def holders(self) -> dict[Stop, list[int]]:
+        """The ranks that each stop waits for, also those without a dump."""
+        return {stop: sorted(set(self._holders(stop))) for stop in self.stops}
+
+    def _holders(self, stop: Stop) -> Iterator[int]:
+        if stop.number is None:
+            yield from self._missing_side(stop)
+            return
+        for member in self.job.members.get(stop.group, ()):
+            calls = self.job.ranks.get(member)
+            if calls is None or (
+                member not in self.stops[stop] and not self._has_passed(calls, stop)
+            ):
+                yield member
+
+    def _has_passed(self, calls: RankCalls, stop: Stop) -> bool:
+        """Return whether a rank has done, or is in, a collective that is no stop of its own."""
+        assert stop.number is not None
+        at = calls.places.get((stop.group, stop.number))
+        if at is None:
+            return stop.number < calls.first.get(stop.group, 0)
+        front = self.fronts.get(calls.rank)
+        if calls.rank in self.failed:
+            return front is None or at < front[0].row
+        return bool(calls.done[at]) or front is None or at < front[0].row
+
+    def _missing_side(self, stop: Stop) -> Iterator[int]:
+        """Yield the other side of a message unless it stands in the same message."""
+        sender, receiver = stop.pair
+        for one, other in ((sender, receiver), (receiver, sender)):
+            if one in self.stops[stop] and other not in self.stops[stop]:
+                yield other
+
+    @cached_property
+    def roots(self) -> list[tuple[list[int], list[Stop]]]:
+        """What waits for nothing else: ranks and stops that wait for each other, or one alone.
+
+        A part is a strongly connected one of the graph without an edge to another.
+        """
+        stops = [*self.stops]
+        ranks = sorted({*self.fronts, *(one for own in self.holders.values() for one in own)})
+        place = {rank: k for k, rank in enumerate(ranks)}
+        edges = []
+        for k, stop in enumerate(stops, len(ranks)):
+            edges += [(place[rank], k) for rank in self.stops[stop]]
+            edges += [(k, place[rank]) for rank in self.holders[stop]]
+        size = len(ranks) + len(stops)
+        if not size:
+            return []
+        source, target = np.array(edges, np.int64).reshape(-1, 2).T
+        graph = coo_array((np.ones(len(source), np.int8), (source, target)), shape=(size, size))
+        count, part = connected_components(graph, directed=True, connection="strong")
+        leaves = np.ones(count, bool)
+        leaves[part[source[part[source] != part[target]]]] = False
+        roots = []
+        for number in np.flatnonzero(leaves).tolist():
+            nodes = np.flatnonzero(part == number).tolist()
+            roots.append(
+                (
+                    [ranks[k] for k in nodes if k < len(ranks)],
+                    [stops[k - len(ranks)] for k in nodes if k >= len(ranks)],
+                )
+            )
+        return roots
+
+    def waiting(self, culprits: set[int], stop: Stop | None = None) -> list[int]:
+        """Return the ranks that wait for some, directly or through others.
+
+        Others wait for them where they stand in the same stop, too.
+        """
+        together = self.stops.get(stop, []) if stop is not None else []
+        reached = culprits | ({*together} if culprits.intersection(together) else set())
+        pending = set(reached)
+        while pending:
+            stops = [other for other, own in self.holders.items() if pending.intersection(own)]
+            pending = {rank for other in stops for rank in self.stops[other]} - reached
+            reached |= pending
+        return sorted(reached - culprits)
+
+
+def stop_of(call: RankCall) -> Stop:
+    """Return the stop of a call that a rank stands in."""
+    if not call.is_message:
+        return Stop(group=call.group, number=call.number)
+    peer = -1 if call.peer is None else call.peer
+    pair = (call.rank, peer) if call.op == "send" else (peer, call.rank)
+    return Stop(group=call.group, number=None, pair=pair)
+
+
+def _front(calls: RankCalls) -> Iterator[RankCall]:
+    """Yield the calls that a rank stands in: those that have begun, else the first open one.
+
+    A batch of messages counts as a whole.
+    """
+    begun = np.flatnonzero(calls.begun & ~calls.done)
+    first = begun if len(begun) else calls.open[:1]
+    places = set(first.tolist())
+    for at in first.tolist():
+        places.update(_batch(calls, at))
+    for at in sorted(places):
+        if calls.op(at) != "coalesced":
+            yield calls.call(at)
+
+
+def _batch(calls: RankCalls, at: int) -> Iterator[int]:
+    """Yield the other messages of a batch."""
+    if not calls.is_message[at]:
+        return
+    dump, row = calls.dump.calls, calls.rows[at]
+    if at + 1 == len(calls.rows) and calls.op(at) in ("send", "recv"):
+        return
+    for step in (1, -1):
+        k = at + step
+        while 0 <= k < len(calls.rows) and calls.is_message[k]:
+            other = calls.rows[k]
+            if (dump.group[other], dump.message[other]) != (dump.group[row], dump.message[row]):
+                break
+            yield k
+            k += step

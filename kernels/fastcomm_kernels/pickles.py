@@ -1,0 +1,431 @@
+"""Turn pickles into trees of numbers, texts and containers, without executing anything.
+
+A value is a *node*: its kind, and what `_A` and `_B` say for the kind. The items of a container
+are a chain of *links*: each has a node and the link after it. A dictionary's chain has keys and
+values in turn. Opcodes that name or call anything are no part of it: they end the scan.
+
+Every opcode makes at most one node and one link, so that arrays as long as the text suffice.
+"""
+
+from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.arrays import NONE, NULL, Bytes, Ints
+
+PickleTree = tuple[Ints, Ints, Ints]  # nodes, values, links
+
+NOTHING, TRUE, FALSE, INTEGER, FLOAT, TEXT, LIST, TUPLE, DICT = range(9)
+# Problems: the text ends, an opcode is none of those that are read, the stack does not fit it.
+WHOLE, CUT, FOREIGN, BROKEN = range(4)
+# What a scan returns of itself.
+STATUS, OFFSET, ROOT, NODES, STACKED, MARKS, LINKS = range(7)
+
+_A, _B = 0, 1  # a number; begin and length of a text; first and last link of a container
+# The opcodes that dumps need, by their names in `pickletools`.
+_PROTO = 0x80
+_FRAME = 0x95
+_MARK = 0x28
+_STOP = 0x2E
+_EMPTY_DICT = 0x7D
+_EMPTY_LIST = 0x5D
+_EMPTY_TUPLE = 0x29
+_SETITEMS = 0x75
+_APPENDS = 0x65
+_SETITEM = 0x73
+_APPEND = 0x61
+_TUPLE_ = 0x74
+_TUPLE1 = 0x85
+_TUPLE2 = 0x86
+_TUPLE3 = 0x87
+_LIST_ = 0x6C
+_DICT_ = 0x64
+_BINPUT = 0x71
+_LONG_BINPUT = 0x72
+_MEMOIZE = 0x94
+_BINGET = 0x68
+_LONG_BINGET = 0x6A
+_BININT1 = 0x4B
+_BININT2 = 0x4D
+_BININT = 0x4A
+_LONG1 = 0x8A
+_BINFLOAT = 0x47
+_BINUNICODE = 0x58
+_SHORT_BINUNICODE = 0x8C
+_NONE_ = 0x4E
+_NEWTRUE = 0x88
+_NEWFALSE = 0x89
+# Those without an operand.
+_BARE = (
+    *(_EMPTY_DICT, _EMPTY_LIST, _EMPTY_TUPLE, _MARK, _STOP, _NONE_, _NEWTRUE, _NEWFALSE),
+    *(_SETITEMS, _APPENDS, _SETITEM, _APPEND, _TUPLE_, _TUPLE1, _TUPLE2, _TUPLE3),
+    *(_LIST_, _DICT_, _MEMOIZE),
+)
+_TO_MARK = (_SETITEMS, _APPENDS, _TUPLE_, _LIST_, _DICT_)  # take all down to a mark
+_ADDING = (_SETITEMS, _APPENDS, _SETITEM, _APPEND)  # to a container below
+_COLLECTING = (_TUPLE_, _TUPLE1, _TUPLE2, _TUPLE3, _LIST_, _DICT_)  # into a new container
+_WIDEST = 8  # bytes of an integer
+# FNV-1a with 63 bits; an end tells [1], [2] from [1, 2].
+HASH_BEGIN, _HASH_FACTOR = 5472609002491880230, 1099511628211
+LOW = (1 << 63) - 1
+END = 1 << 40
+_TOP_BIT = 128
+
+
+@kernel
+def _unsigned(text: Bytes, at: int, size: int) -> int:
+    """Return the little-endian number of `size` bytes at `at`."""
+    value = 0
+    for k in range(size):
+        value |= int(text[at + k]) << (8 * k)
+    return value
+
+
+@kernel
+def _signed(text: Bytes, at: int, size: int) -> int:
+    """Return the same number, whose highest bit is its sign."""
+    if size == 0:
+        return 0
+    value = int(text[at + size - 1])
+    if value >= _TOP_BIT:
+        value -= 2 * _TOP_BIT
+    for k in range(size - 2, -1, -1):
+        value = (value << 8) | int(text[at + k])
+    return value
+
+
+@kernel
+def _append(value: Ints, links: Ints, chain: int, item: int, count: int) -> int:
+    """Append a node to the chain of a container; return the number of links."""
+    links[count, 0] = item
+    links[count, 1] = NONE
+    if value[chain, _A] == NONE:
+        value[chain, _A] = count
+    else:
+        links[value[chain, _B], 1] = count
+    value[chain, _B] = count
+    return count + 1
+
+
+@kernel
+def _operand(text: Bytes, at: int, opcode: int) -> tuple[int, int]:
+    """Return where the operand of an opcode begins, from `at` on, and the number of its bytes.
+
+    The second is NULL for an opcode that is not read, and -1 if the text ends before.
+    """
+    size, begin = NULL, at
+    if opcode in _BARE:
+        size = 0
+    elif opcode in (_PROTO, _BINPUT, _BINGET, _BININT1):
+        size = 1
+    elif opcode == _BININT2:
+        size = 2
+    elif opcode in (_LONG_BINPUT, _LONG_BINGET, _BININT):
+        size = 4
+    elif opcode in (_BINFLOAT, _FRAME):
+        size = 8
+    elif opcode in (_BINUNICODE, _LONG1, _SHORT_BINUNICODE):
+        wide = 4 if opcode == _BINUNICODE else 1
+        if len(text) - at < wide:
+            return at, -1
+        size, begin = _unsigned(text, at, wide), at + wide
+    if size != NULL and size > len(text) - begin:
+        return begin, -1
+    return begin, size
+
+
+@kernel
+def _lowest(opcode: int, height: int, marks: Ints, marked: int) -> int:
+    """Return where on the stack the items begin that an opcode takes; -1 if it may not."""
+    if opcode in _TO_MARK:
+        return marks[marked - 1] if marked else -1
+    few = 1
+    if opcode in (_SETITEM, _TUPLE2):
+        few = 2
+    elif opcode == _TUPLE3:
+        few = 3
+    low = height - few
+    return low if low >= (marks[marked - 1] if marked else 0) else -1
+
+
+@kernel
+def _kind_of(opcode: int) -> int:
+    """Return the kind of the node that an opcode makes."""
+    if opcode == _NONE_:
+        return NOTHING
+    if opcode == _NEWTRUE:
+        return TRUE
+    if opcode == _NEWFALSE:
+        return FALSE
+    if opcode in (_BININT, _BININT1, _BININT2, _LONG1):
+        return INTEGER
+    if opcode == _BINFLOAT:
+        return FLOAT
+    if opcode in (_BINUNICODE, _SHORT_BINUNICODE):
+        return TEXT
+    if opcode in (_EMPTY_DICT, _DICT_):
+        return DICT
+    return LIST if opcode in (_EMPTY_LIST, _LIST_) else TUPLE
+
+
+@kernel
+def scan(
+    text: Bytes, tree: PickleTree, stack: Ints, marks: Ints, memo: Ints
+) -> tuple[int, int, int, int, int, int, int]:
+    """Scan a pickle into nodes and links.
+
+    Parameters
+    ----------
+    text
+        The pickle.
+    tree, stack, marks, memo
+        Written. All arrays have at least one element more than the text has bytes; values and
+        links have two columns.
+
+    Returns
+    -------
+    tuple of int
+        Status, offset of the problem, node of the whole value (NONE without one), number of
+        nodes, height of the stack, numbers of marks and links.
+
+    """
+    node, value, links = tree
+    at, here, nodes, count, height, marked, stored, status = 0, 0, 0, 0, 0, 0, 0, CUT
+    while at < len(text) and status == CUT:
+        opcode, here = int(text[at]), at
+        begin, size = _operand(text, at + 1, opcode)
+        if size < 0:
+            status = FOREIGN if size == NULL else CUT
+            break
+        at = begin + size
+        item, target, low = NONE, NONE, height
+        if opcode == _STOP:
+            status = WHOLE if height == 1 and marked == 0 else BROKEN
+        elif opcode in (_PROTO, _FRAME):
+            continue
+        elif opcode == _MARK:
+            marks[marked] = height
+            marked += 1
+        elif opcode in (_BINPUT, _LONG_BINPUT, _MEMOIZE):
+            index = stored if opcode == _MEMOIZE else _unsigned(text, begin, size)
+            # Writers number what they store from 0, so that a larger number is none of theirs.
+            if height == 0 or index > stored:
+                status = BROKEN
+            else:
+                stored += index == stored
+                memo[index] = stack[height - 1]
+        elif opcode in (_BINGET, _LONG_BINGET):
+            index = _unsigned(text, begin, size)
+            if index >= stored:
+                status = BROKEN
+            else:
+                item = memo[index]
+        elif opcode in _ADDING:
+            low = _lowest(opcode, height, marks, marked)
+            marked -= opcode in _TO_MARK and low >= 0
+            kind = DICT if opcode in (_SETITEMS, _SETITEM) else LIST
+            is_below = low < 1 or (marked and low <= marks[marked - 1])
+            if (
+                is_below
+                or node[stack[low - 1]] != kind
+                or (kind == DICT and (height - low) % 2)
+            ):
+                status = BROKEN
+            else:
+                target = stack[low - 1]
+        else:
+            item = nodes
+            nodes += 1
+            node[item] = _kind_of(opcode)
+            value[item, _A] = NONE
+            value[item, _B] = NONE
+            if opcode in (_BININT1, _BININT2):
+                value[item, _A] = _unsigned(text, begin, size)
+            elif node[item] == INTEGER:
+                status = BROKEN if size > _WIDEST else status
+                value[item, _A] = _signed(text, begin, min(size, _WIDEST))
+            elif node[item] == TEXT:
+                value[item, _A] = begin
+                value[item, _B] = size
+            elif opcode in _COLLECTING:
+                low = _lowest(opcode, height, marks, marked)
+                marked -= opcode in _TO_MARK and low >= 0
+                if low < 0 or (opcode == _DICT_ and (height - low) % 2):
+                    status = BROKEN
+                else:
+                    target = item
+        if status != CUT:
+            break
+        if target != NONE:
+            for k in range(low, height):
+                count = _append(value, links, target, stack[k], count)
+            height = low
+        if item != NONE:
+            stack[height] = item
+            height += 1
+    root = stack[0] if status == WHOLE else NONE
+    return status, here, root, nodes, height, marked, count
+
+
+@kernel
+def closed(
+    tree: PickleTree, count: int, stack: Ints, height: int, marks: Ints, marked: int
+) -> int:  # fmt: skip
+    """Close the containers of a pickle that is cut, without the innermost dictionary.
+
+    Parameters
+    ----------
+    tree, stack, marks
+        As `scan` left them; written.
+    count, height, marked
+        Numbers of links that are free from here, of stacked nodes and of marks.
+
+    Returns
+    -------
+    int
+        The node of what is whole; NONE without any.
+
+    """
+    node, value, links = tree
+    for k in range(marked + 1):
+        # Behind the last mark are the only key and content of a dictionary without a mark.
+        low = marks[marked - 1 - k] if k < marked else 1
+        if low < 1 or low > height:
+            return NONE
+        target = stack[low - 1]
+        if k == 0 and node[target] == DICT and low > 1:
+            height = low - 1
+            continue
+        many = height - low
+        if node[target] == DICT:
+            many -= many % 2
+        elif node[target] != LIST:
+            return NONE
+        for j in range(low, low + many):
+            count = _append(value, links, target, stack[j], count)
+        height = low
+    return stack[0] if height else NONE
+
+
+@kernel
+def mixed(h: int, number: int) -> int:
+    """Return a hash that a number has been added to; equal with and without the JIT."""
+    return ((h ^ (int(number) & LOW)) * _HASH_FACTOR) & LOW
+
+
+@kernel
+def _hash_of_text(text: Bytes, value: Ints, item: int, h: int) -> int:
+    for k in range(value[item, _A], value[item, _A] + value[item, _B]):
+        h = mixed(h, int(text[k]))
+    return mixed(h, END)
+
+
+@kernel
+def hash_of(text: Bytes, tree: PickleTree, item: int) -> int:
+    """Return a hash of a list of texts, or of lists of integers, by its content alone."""
+    node, value, links = tree
+    h = HASH_BEGIN
+    link = value[item, _A] if node[item] in (LIST, TUPLE) else NONE
+    while link != NONE:
+        inner = links[link, 0]
+        if node[inner] == TEXT:
+            h = _hash_of_text(text, value, inner, h)
+        elif node[inner] in (LIST, TUPLE):
+            at = value[inner, _A]
+            while at != NONE:
+                h = mixed(h, value[links[at, 0], _A])
+                at = links[at, 1]
+            h = mixed(h, END)
+        link = links[link, 1]
+    return h
+
+
+@kernel
+def elements_of(tree: PickleTree, item: int) -> int:
+    """Return the sum of the products of lists of integers: the elements of some shapes."""
+    node, value, links = tree
+    elements = 0
+    link = value[item, _A] if node[item] in (LIST, TUPLE) else NONE
+    while link != NONE:
+        inner = links[link, 0]
+        if node[inner] in (LIST, TUPLE):
+            product = 1
+            at = value[inner, _A]
+            while at != NONE:
+                product = (product * int(value[links[at, 0], _A])) & LOW
+                at = links[at, 1]
+            elements = (elements + product) & LOW
+        link = links[link, 1]
+    return elements
+
+
+@kernel
+def _field_of(text: Bytes, value: Ints, key: int, names: Bytes, bounds: Ints) -> int:
+    """Return the place of a key among names; their number for none of them."""
+    size = value[key, _B]
+    for place in range(len(bounds) - 1):
+        begin = bounds[place]
+        if bounds[place + 1] - begin == size:
+            k = 0
+            while k < size and text[value[key, _A] + k] == names[begin + k]:
+                k += 1
+            if k == size:
+                return place
+    return len(bounds) - 1
+
+
+@kernel
+def rows(
+    text: Bytes, tree: PickleTree, chain: int, names: Bytes, bounds: Ints, place: Ints,
+    out: Ints,
+) -> int:  # fmt: skip
+    """Write the dictionaries of a list into rows: a column each of the names.
+
+    Parameters
+    ----------
+    text, tree
+        A scanned pickle.
+    chain
+        The list.
+    names, bounds
+        All names one after the other, and where each begins; the last bound is the end.
+    place
+        Shape (nodes,), filled with NONE: written, the column of each key.
+    out
+        Shape (rows, names), filled with NULL; written: an integer, 0 and 1 for Booleans, NULL
+        for nothing, and for all else the node.
+
+    Returns
+    -------
+    int
+        Number of rows; ``~row`` for the first that is no dictionary, or if the rows repeat more
+        than the text can say.
+
+    """
+    node, value, links = tree
+    row, steps = 0, 0
+    link = value[chain, _A]
+    while link != NONE:
+        item = links[link, 0]
+        if node[item] != DICT:
+            return ~row
+        at = value[item, _A]
+        while at != NONE:
+            steps += 1
+            if steps > len(text):
+                return ~row
+            key, content = links[at, 0], links[links[at, 1], 0]
+            at = links[links[at, 1], 1]
+            if node[key] != TEXT:
+                continue
+            if place[key] == NONE:
+                place[key] = _field_of(text, value, key, names, bounds)
+            if place[key] == len(bounds) - 1:
+                continue
+            kind = node[content]
+            if kind == INTEGER:
+                out[row, place[key]] = value[content, _A]
+            elif kind in (TRUE, FALSE):
+                out[row, place[key]] = int(kind == TRUE)
+            elif kind != NOTHING:
+                out[row, place[key]] = content
+        row += 1
+        link = links[link, 1]
+    return row

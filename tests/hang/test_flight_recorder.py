@@ -1,0 +1,229 @@
+"""Test the reader of flight-recorder dumps: it reads what they need, and executes nothing."""
+
+import gzip
+import json
+import pickle
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from builders.shared_data import needs, path_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.errors import TraceFileError
+from fastcomm.formats.flight_recorder import NoDumpError, rank_of, read
+from fastcomm_kernels.arrays import NULL
+
+CALL = {
+    "record_id": 0,
+    "pg_id": 0,
+    "process_group": ("0", "default_pg"),
+    "collective_seq_id": 1,
+    "p2p_seq_id": 0,
+    "op_id": 1,
+    "profiling_name": "nccl:all_reduce",
+    "time_created_ns": 1_700_000_000_000_000_000,
+    "time_discovered_started_ns": None,
+    "time_discovered_completed_ns": None,
+    "input_sizes": [[4, 8], [2]],
+    "output_sizes": [[34]],
+    "input_dtypes": ["Float", "Half"],
+    "output_dtypes": ["Float"],
+    "state": "scheduled",
+    "retired": False,
+    "is_p2p": False,
+    "timeout_ms": 600_000,
+    "frames": [{"name": "step", "filename": "train.py", "line": 7}],
+}
+GROUP = {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}
+
+
+def dump(*calls, **more):
+    return {"version": "2.10", "pg_config": {"0": GROUP}, "entries": [*calls], **more}
+
+
+def written(folder, content, name="rank_3"):
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def test_a_pickle_is_read_as_it_was_written(tmp_path):
+    second = {**CALL, "record_id": 1, "collective_seq_id": 2, "state": "completed"}
+    got = read(written(tmp_path, pickle.dumps(dump(CALL, second), 2)))
+    assert (got.rank, got.version, got.config[0].ranks) == (3, "2.10", (0, 1))
+    assert got.calls.record.tolist() == [0, 1]
+    assert got.calls.sequence.tolist() == [1, 2]
+    assert got.calls.state.tolist() == [0, 2]
+    assert got.calls.started.tolist() == [NULL, NULL]
+    assert got.arguments(0) == ([[4, 8], [2]], [[34]], ["Float", "Half"], ["Float"])
+    assert [column.tolist() for column in got.calls.elements] == [[34, 34], [34, 34]]
+    assert got.frames(1) == ["step (train.py:7)"]
+
+
+NAMES = st.sampled_from(["nccl:all_reduce", "gloo:barrier", "nccl:send 0->1"])
+SHAPES = st.lists(st.lists(st.integers(0, 1 << 40), max_size=3), max_size=3)
+
+
+@st.composite
+def calls(draw):
+    return {
+        **CALL,
+        "record_id": draw(st.integers(0, 1 << 62)),
+        "profiling_name": draw(NAMES),
+        "input_sizes": draw(SHAPES),
+        "output_sizes": draw(SHAPES),
+        "input_dtypes": draw(st.lists(st.text(max_size=3), max_size=2)),
+        "retired": draw(st.booleans()),
+        "time_created_ns": draw(st.integers(1, 1 << 60)),
+    }
+
+
+@given(st.lists(calls(), max_size=6), st.sampled_from([2, 4]))
+def test_pickle_and_json_have_the_same_columns(tmp_path_factory, made, protocol):
+    folder = tmp_path_factory.mktemp("dumps")
+    one = read(written(folder, pickle.dumps(dump(*made), protocol), "rank_0"))
+    two = read(written(folder, json.dumps(dump(*made)).encode(), "rank_1.json"))
+    for name in ("record", "sequence", "retired", "created", "state", "is_message"):
+        assert np.array_equal(getattr(one.calls, name), getattr(two.calls, name)), name
+    for name in ("shapes", "types", "elements"):
+        pairs = zip(getattr(one.calls, name), getattr(two.calls, name), strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs), name
+    for row, call in enumerate(made):
+        assert one.calls.names[one.calls.name[row]] == call["profiling_name"]
+        assert one.arguments(row) == two.arguments(row)
+
+
+@needs("hangs")
+def test_real_pickles_are_what_python_makes_of_them():
+    for path in sorted(path_of("hangs").glob("*/rank_0.pickle.gz")):
+        theirs = pickle.loads(gzip.decompress(path.read_bytes()))
+        ours = read(path)
+        assert ours.calls.record.tolist() == [one["record_id"] for one in theirs["entries"]]
+        for row, one in enumerate(theirs["entries"]):
+            assert ours.arguments(row)[0] == one["input_sizes"]
+            assert len(ours.frames(row)) == min(40, len(one["frames"]))
+
+
+class Harmful:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_that_calls_something_is_refused_with_its_byte(tmp_path, capsys, protocol):
+    content = pickle.dumps(dump(CALL, entries_=Harmful()), protocol)
+    with pytest.raises(
+        TraceFileError, match=r"rank_3: (refused as a pickle: byte \d+|neither)"
+    ):
+        read(written(tmp_path, content))
+    assert "executed" not in capsys.readouterr().out
+
+
+HOSTILE = {
+    "a length beyond the text": b"\x80\x02}X" + struct.pack("<I", 0xFFFFFFFF),
+    "a number of 255 bytes": b"\x80\x02}(\x8a\xff" + b"\xff" * 255 + b"Nu.",
+    "a memo that is never stored": b"\x80\x02}(h\x05Nu.",
+    "a memo far ahead": b"\x80\x02}r\xff\xff\xff\x7f.",
+    "items without a mark": b"\x80\x02}NNu.",
+    "an append to nothing": b"\x80\x02Na.",
+    "nothing but a stop": b"\x80\x02.",
+    "a thousand marks": b"\x80\x02" + b"(" * 1000 + b".",
+    "a dictionary of a key alone": b"\x80\x02(X\x01\x00\x00\x00ad.",
+    "a call that is a number": b"\x80\x02}X\x07\x00\x00\x00entries](K\x01K\x02es.",
+    "calls without an end": b"\x80\x02}X\x07\x00\x00\x00entries]q\x00(}q\x01("
+    + b"NN" * 9
+    + b"u"
+    + b"h\x01" * 900
+    + b"es.",
+    "a tuple of nothing": b"\x80\x02\x85.",
+    "a list of itself": b"\x80\x02]q\x00h\x00a.",
+    "a dictionary of itself": b"\x80\x02}q\x00X\x07\x00\x00\x00entriesh\x00s.",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_pickles_are_refused(tmp_path, name):
+    with pytest.raises(TraceFileError):
+        read(written(tmp_path, HOSTILE[name]))
+
+
+def test_a_dump_that_is_cut_gives_the_calls_that_are_whole(tmp_path):
+    many = [{**CALL, "record_id": at} for at in range(20)]
+    content = pickle.dumps({"entries": many}, 2)
+    counts = set()
+    for size in range(40, len(content) - 1, 97):
+        try:
+            got = read(written(tmp_path, content[:size]))
+        except NoDumpError:
+            continue
+        assert got.calls.record.tolist() == list(range(len(got.calls)))
+        assert "truncated" in got.problems[0]
+        counts.add(len(got.calls))
+    assert {0, 19} <= counts
+
+
+@given(st.data())
+def test_changed_bytes_give_a_dump_or_an_error(tmp_path_factory, data):
+    content = bytearray(pickle.dumps(dump(CALL, {**CALL, "record_id": 1}), 2))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = written(tmp_path_factory.mktemp("changed"), bytes(content))
+    with suppress(TraceFileError):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("nccl_trace_rank_12", 12),
+        ("rank_7.pickle.gz", 7),
+        ("_dump_0.json", 0),
+        ("rank_host-3", 3),
+        ("notes.txt", None),
+    ],
+)
+def test_the_rank_is_the_last_number_of_the_name(tmp_path, name, rank):
+    assert rank_of(tmp_path / name) == rank
+
+
+def test_the_list_of_the_first_release_is_read(tmp_path):
+    call = {
+        key: CALL[key] for key in ("pg_id", "profiling_name", "input_sizes", "state", "retired")
+    }
+    old = [{**call, "seq_id": at + 1, "time_created_us": 5_000_000 + at} for at in range(3)]
+    got = read(written(tmp_path, pickle.dumps(old, 2)))
+    assert got.calls.sequence.tolist() == [1, 2, 3]
+    assert got.calls.created.tolist() == [5_000_000_000, 5_000_001_000, 5_000_002_000]
+    assert got.groups[0].name == "0"
+
+
+def test_values_of_other_forms_are_no_arguments(tmp_path):
+    odd = {
+        **CALL,
+        "duration_ms": 1.5,
+        "pg_id": 0,
+        "input_sizes": ((1, 2), "text"),
+        "output_sizes": 7,
+        "input_dtypes": [1],
+        "op_id": -(1 << 40),
+        "unknown": (1, 2, 3),
+        5: "no text as a key",
+    }
+    got = read(written(tmp_path, pickle.dumps(dump(odd), 2)))
+    assert got.calls.elements[0].tolist() == [2]
+    assert got.calls.elements[1].tolist() == [0]
+
+
+@pytest.mark.parametrize("size", range(2, 12))
+def test_a_dump_that_is_cut_before_its_calls_is_no_dump(tmp_path, size):
+    with pytest.raises(NoDumpError):
+        read(written(tmp_path, b"\x80\x02(K\x01(K\x02(K\x03"[:size]))
+
+
+def test_a_number_of_no_bytes_is_zero(tmp_path):
+    content = pickle.dumps(dump({**CALL, "timeout_ms": 12345}), 2)
+    got = read(written(tmp_path, content.replace(b"M\x39\x30", b"\x8a\x00")))
+    assert got.calls.timeout.tolist() == [0]
