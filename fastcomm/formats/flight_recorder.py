@@ -7,7 +7,7 @@ Times are ns of the host's clock.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial, reduce
 from math import prod
 from pathlib import Path
@@ -84,6 +84,17 @@ class Calls:
     def __len__(self) -> int:
         return len(self.record)
 
+    def take(self, rows: Ints) -> "Calls":
+        """Return some of the calls, without those between."""
+        columns: dict[str, Any] = {}
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, np.ndarray):
+                columns[column.name] = value[rows]
+            elif column.name != "names":
+                columns[column.name] = tuple(part[rows] for part in value)
+        return replace(self, **columns)
+
 
 STATES = ("scheduled", "started", "completed")
 
@@ -102,13 +113,15 @@ class Dump:
     status: Mapping[int, Mapping[str, int]]  # of groups by their number in the process
     problems: tuple[str, ...] = ()
 
-    def arguments(self, row: int) -> tuple[Any, ...]:
-        """Return shapes of input and output, and types of both, of a call; reads the file."""
-        return _details(self.path).arguments(row)
 
-    def frames(self, row: int) -> list[str]:
-        """Return the stack of a call, the innermost frame first; reads the file."""
-        return _details(self.path).frames(row)
+def arguments(path: Path, row: int) -> tuple[Any, ...]:
+    """Return shapes of input and output, and types of both, of a call of a dump; reads it."""
+    return tuple(_details(path)(row, name) for name in _LISTS)
+
+
+def frames(path: Path, row: int) -> list[str]:
+    """Return the stack of a call of a dump, the innermost frame first; reads it."""
+    return _frames(_details(path)(row, "frames"))
 
 
 def rank_of(path: Path) -> int | None:
@@ -161,15 +174,26 @@ def _content(path: Path) -> tuple[bytes, int | None, bool]:
     return b"".join(parts), seconds or None, is_cut
 
 
+_ROOM: list[Ints] = []
+
+
+def _room(size: int) -> list[Ints]:
+    """Return arrays to scan a pickle into; those of the pickle before are used again."""
+    if not _ROOM or len(_ROOM[0]) < size:
+        _ROOM[:] = [
+            *np.empty((4, size + size // 4), np.int64),
+            *np.empty((2, size + size // 4, 2), np.int64),
+        ]
+    return _ROOM
+
+
 class _Tree:
-    """A scanned pickle."""
+    """A scanned pickle; another one takes its place."""
 
     def __init__(self, path: Path, text: bytes) -> None:
         """Scan a pickle; `problem` says what ends it before its end."""
-        size = len(text) + 1
         self.text = np.frombuffer(text, np.uint8)
-        self.node, self.stack, self.marks, memo = np.empty((4, size), np.int64)
-        self.value, self.links = np.empty((2, size, 2), np.int64)
+        self.node, self.stack, self.marks, memo, self.value, self.links = _room(len(text) + 1)
         self.tree = (self.node, self.value, self.links)
         state = pickles.scan(self.text, self.tree, self.stack, self.marks, memo)
         self.problem, self.root, self.nodes = "", state[pickles.ROOT], state[pickles.NODES]
@@ -184,6 +208,12 @@ class _Tree:
                 *(self.tree, state[pickles.LINKS], self.stack),
                 *(state[pickles.STACKED], self.marks, state[pickles.MARKS]),
             )
+
+    def keep(self) -> None:
+        """Copy what was scanned, so that it outlives the next scan."""
+        self.node = self.node[: self.nodes].copy()
+        self.value = self.value[: self.nodes].copy()
+        self.links = self.links[: len(self.text)].copy()
 
     def plain(self, item: int, levels: int = 4) -> Any:
         """Return a node as a Python object, its containers to a number of levels."""
@@ -255,35 +285,23 @@ def _top_and_rows(path: Path, tree: _Tree) -> tuple[dict[Any, int], Ints]:
     return top, _rows_of_pickle(path, tree, chain)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Details:
-    """What is kept of no dump, as it is long: the arguments and stacks of all calls."""
-
-    values: Callable[[int, str], Any]  # of a row and a field
-
-    def arguments(self, row: int) -> tuple[Any, ...]:
-        return tuple(self.values(row, name) for name in _LISTS)
-
-    def frames(self, row: int) -> list[str]:
-        return _frames(self.values(row, "frames"))
-
-
 @lru_cache(maxsize=2)
-def _details(path: Path) -> _Details:
-    """Read a dump once more."""
+def _details(path: Path) -> Callable[[int, str], Any]:
+    """Return what a dump has of a call, by row and field: no dump is kept in memory."""
     text, _, _ = _content(path)
     if text[:1] != b"\x80":
         top = orjson.loads(text)
         entries = top if isinstance(top, list) else top["entries"]
-        return _Details(values=lambda row, name: entries[row].get(name))
+        return lambda row, name: entries[row].get(name)
     tree = _Tree(path, text)
     _, rows = _top_and_rows(path, tree)
+    tree.keep()
 
     def value(row: int, name: str) -> Any:
         at = int(rows[row, _PLACE[name]])
         return None if at == NULL else tree.plain(at, 2)
 
-    return _Details(values=value)
+    return value
 
 
 def _lists_calls(tree: _Tree, items: Sequence[int]) -> bool:
@@ -295,7 +313,7 @@ def _lists_calls(tree: _Tree, items: Sequence[int]) -> bool:
 
 
 def _rows_of_pickle(path: Path, tree: _Tree, chain: int) -> Ints:
-    rows = np.full((len(tree.items(chain)), len(_FIELDS)), NULL)
+    rows = np.full((pickles.length(tree.tree, chain), len(_FIELDS)), NULL)
     place = np.full(tree.nodes, NONE)
     count = pickles.rows(*(tree.text, tree.tree, chain, _NAMES, _BOUNDS, place, rows))
     if count < 0:

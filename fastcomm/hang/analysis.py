@@ -1,14 +1,18 @@
 """Why a job hangs: read all dumps and what lies beside them, and judge."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
+from fastcomm.executors.executor import PRELOAD
+from fastcomm.executors.processes import Processes
 from fastcomm.files import place as place_of
 from fastcomm.formats.detection import no_such_path
-from fastcomm.formats.flight_recorder import Dump, NoDumpError, read
-from fastcomm.hang.calls import DumpedJob, job_of
+from fastcomm.formats.flight_recorder import NoDumpError, arguments, frames, read
+from fastcomm.hang.calls import DumpedJob, RankCalls, job_of, of_dump
 from fastcomm.hang.evidence import gather
 from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
 from fastcomm.hang.verdict import Judge, Verdict
@@ -18,18 +22,29 @@ from fastcomm.trace.tags import tag_of_description
 from fastcomm.units import format_ns
 
 _MOST_LINKS = 64
+_MOST_CALLS = 128  # of a rank that are kept, besides those that are open
+_BATCH = 64  # files that a worker reads at once
+_FEW = 256  # files: fewer are read by one process more quickly
 _MOST_LINES = 12
 _MOST_BESIDE = 20_000  # files that are no dumps
 
 
 @dataclass(kw_only=True)
 class _Files:
-    """The files of a job: dumps by rank, the oldest first, and others."""
+    """The files of a job: dumps by rank, and others."""
 
-    dumps: dict[int, list[Dump]] = field(default_factory=dict)
+    dumps: dict[int, list[RankCalls]] = field(default_factory=dict)
     others: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)  # errors of dumps that are left out
+
+    def add(self, more: "_Files") -> None:
+        """Add files that another worker has read."""
+        for rank, dumps in more.dumps.items():
+            self.dumps.setdefault(rank, []).extend(dumps)
+        self.others += more.others
+        self.problems += more.problems
+        self.failed += more.failed
 
 
 def diagnose_hang(
@@ -75,8 +90,21 @@ def diagnose_hang(
 
 
 def _read_all(paths: Iterable[str | Path], *, keep_going: bool) -> _Files:
+    """Read all files, many of them in several processes."""
+    names = [*_files_of(paths)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    workers = min(cores, 1 + len(names) // _FEW)
+    batches = [names[at : at + _BATCH] for at in range(0, len(names), _BATCH)]
     files = _Files()
-    for path in _files_of(paths):
+    with Processes(workers, PRELOAD) as processes:
+        for part in processes.spread(partial(_read_some, keep_going=keep_going), batches):
+            files.add(part)
+    return files
+
+
+def _read_some(paths: Sequence[Path], *, keep_going: bool) -> _Files:
+    files = _Files()
+    for path in paths:
         try:
             dump = read(path)
         except NoDumpError:
@@ -86,7 +114,7 @@ def _read_all(paths: Iterable[str | Path], *, keep_going: bool) -> _Files:
                 raise
             files.failed.append(str(error))
         else:
-            files.dumps.setdefault(dump.rank, []).append(dump)
+            files.dumps.setdefault(dump.rank, []).append(of_dump(dump).shortened(_MOST_CALLS))
             files.problems.extend(dump.problems)
     return files
 
@@ -102,16 +130,16 @@ def _files_of(paths: Iterable[str | Path]) -> Iterator[Path]:
             raise no_such_path(str(name))
 
 
-def _in_order(dumps: Sequence[Dump]) -> list[Dump]:
+def _in_order(dumps: Sequence[RankCalls]) -> list[RankCalls]:
     """Return the dumps of a rank by their last call; of equal ones, the JSON first."""
     return sorted(dumps, key=lambda dump: (_last(dump), dump.path.suffixes[:1] != [".json"]))
 
 
-def _last(dump: Dump) -> int:
+def _last(dump: RankCalls) -> int:
     return int(dump.calls.record[-1]) if len(dump.calls) else -1
 
 
-def _progress(dumps: dict[int, list[Dump]]) -> str:
+def _progress(dumps: dict[int, list[RankCalls]]) -> str:
     """Return what shows that ranks went on between two moments; empty where nothing does."""
     for rank, own in sorted(dumps.items()):
         folders = {dump.path.parent for dump in own}
@@ -211,15 +239,15 @@ def _stand(judge: Judge, rank: int) -> str:
         place = f"stands in {call.op}{number} of {call.group.desc or call.group.name}{time}"
     else:
         place = "has nothing open"
-    if not len(calls.rows):
-        return f"rank {rank} {place}, and no call ({calls.dump.path})"
-    last = calls.call(len(calls.rows) - 1)
+    if not len(calls.row):
+        return f"rank {rank} {place}, and no call ({calls.path})"
+    last = calls.call(len(calls.row) - 1)
     number = "" if last.is_message else f" #{last.number}"
     name = last.group.desc or last.group.name
-    record = calls.dump.calls.record[calls.rows[-1]]
+    record = calls.calls.record[-1]
     return (
         f"rank {rank} {place}; its last call is {last.op}{number} of {name} "
-        f"({calls.dump.path}, record {record})"
+        f"({calls.path}, record {record})"
     )
 
 
@@ -231,15 +259,15 @@ def _arguments(judge: Judge, verdict: Verdict) -> Iterator[str]:
     for rank in (*[one for one in verdict.culprits if one in calls_of][:2], *others[:1]):
         calls = judge.job.ranks[rank]
         call = calls_of[rank]
-        row = int(calls.rows[call.row])
-        shapes_in, shapes_out, types_in, types_out = calls.dump.arguments(row)
+        row = int(calls.row[call.place])
+        shapes_in, shapes_out, types_in, types_out = arguments(calls.path, row)
         yield (
             f"rank {rank} calls {call.op} with {shapes_in} {types_in} into "
             f"{shapes_out} {types_out}"
         )
-        if frames := calls.dump.frames(row):
-            own = [frame for frame in frames if "torch/" not in frame]
-            yield f"rank {rank} called it in {(own or frames)[0]}"
+        if stack := frames(calls.path, row):
+            own = [frame for frame in stack if "torch/" not in frame]
+            yield f"rank {rank} called it in {(own or stack)[0]}"
 
 
 def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:

@@ -5,18 +5,18 @@ Calls of a batch are as far as the entry that closes it. Times are ns of the ran
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
-from fastcomm.formats.flight_recorder import STATES, Dump
+from fastcomm.formats.flight_recorder import STATES, Calls, Dump, read
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 _MESSAGE = re.compile(r"(send|recv)\s*(\d+)\s*(?:->|<-)\s*(\d+)$")
 _HOOK = "c10d"  # records any backend from the dispatcher, and retires what has only returned
-_RETIRES = ("gloo", "mpi", "ucc")  # libraries whose calls have no start and no end
 _CLOSING = "coalesced"
 
 
@@ -34,7 +34,7 @@ class RankCall:
     """One call of one rank."""
 
     rank: int
-    row: int
+    place: int  # among the calls of the rank
     group: GroupKey
     number: int  # in its group; of a message, none
     op: str
@@ -47,54 +47,57 @@ class RankCall:
 
 @dataclass(frozen=True, kw_only=True)
 class RankCalls:
-    """The calls of one rank, the oldest first."""
+    """The calls of one rank, the oldest first: the last ones of a long dump."""
 
-    dump: Dump
-    keys: tuple[GroupKey, ...]  # of the groups of the dump
+    rank: int
+    path: Path
+    written: int | None  # second in which the dump was written
+    keys: tuple[GroupKey, ...]  # of the groups of the calls
+    world: int  # ranks that the dump names, at least
     library: str
-    rows: Ints  # of the dump, without doubles of a hook
-    number: Ints
+    calls: Calls
+    row: Ints  # of each call in the dump
+    number: Ints  # in its group
     done: Flags
     begun: Flags
-
-    @property
-    def rank(self) -> int:
-        """The rank."""
-        return self.dump.rank
+    first: Mapping[GroupKey, int]  # numbers of collectives, also of calls that are left out
+    last: Mapping[GroupKey, int]
+    is_whole: bool = True
 
     @cached_property
     def ops(self) -> tuple[str, ...]:
-        """Operation of each name of the dump, without library and ranks."""
-        return tuple(_op_of(name) for name in self.dump.calls.names)
+        """Operation of each name, without library and ranks."""
+        return tuple(_op_of(name) for name in self.calls.names)
 
     def op(self, at: int) -> str:
-        """Return the operation at a place of `rows`."""
-        return self.ops[int(self.dump.calls.name[self.rows[at]])]
+        """Return the operation of a call."""
+        return self.ops[int(self.calls.name[at])]
 
     def key(self, at: int) -> GroupKey:
-        """Return the group at a place of `rows`."""
-        return self.keys[int(self.dump.calls.group[self.rows[at]])]
+        """Return the group of a call."""
+        return self.keys[int(self.calls.group[at])]
 
     def call(self, at: int) -> RankCall:
-        """Return the call at a place of `rows`."""
-        row, calls = int(self.rows[at]), self.dump.calls
-        key = self.key(at)
+        """Return a call by its place."""
+        calls, key = self.calls, self.key(at)
+        one, two = (int(hashes[at]) for hashes in calls.shapes)
+        three, four = (int(hashes[at]) for hashes in calls.types)
         return RankCall(
             rank=self.rank,
-            row=at,
+            place=at,
             group=key,
             number=int(self.number[at]),
             op=self.op(at),
-            peer=self._peer(row, key),
+            peer=self._peer(at, key),
             is_message=bool(self.is_message[at]),
-            created=int(calls.created[row]),
-            arguments=tuple(int(hashes[row]) for hashes in (*calls.shapes, *calls.types)),  # type: ignore[arg-type]
-            elements=(int(calls.elements[0][row]), int(calls.elements[1][row])),
+            created=int(calls.created[at]),
+            arguments=(one, two, three, four),
+            elements=(int(calls.elements[0][at]), int(calls.elements[1][at])),
         )
 
-    def _peer(self, row: int, key: GroupKey) -> int | None:
+    def _peer(self, at: int, key: GroupKey) -> int | None:
         """Return the rank of a message's other side: names have places in the group."""
-        match = _MESSAGE.search(self.dump.calls.names[self.dump.calls.name[row]])
+        match = _MESSAGE.search(self.calls.names[self.calls.name[at]])
         if match is None:
             return None
         place = int(match[3])
@@ -103,42 +106,18 @@ class RankCalls:
     @cached_property
     def is_message(self) -> Flags:
         """Whether each call is a message."""
-        calls = self.dump.calls
-        named = np.array([_MESSAGE.search(name) is not None for name in calls.names], bool)
-        by_name = named[calls.name[self.rows]] if len(named) else np.zeros(0, bool)
-        is_message: Flags = (calls.is_message[self.rows] == 1) | by_name
-        return is_message
-
-    @cached_property
-    def created(self) -> Ints:
-        """When each call was made, in ns; NULL is unknown."""
-        return self.dump.calls.created[self.rows]
-
-    @cached_property
-    def last(self) -> dict[GroupKey, int]:
-        """Number of the last collective of each group that this rank called."""
-        return self._extreme(np.maximum)
-
-    @cached_property
-    def first(self) -> dict[GroupKey, int]:
-        """Number of the first collective of each group that the dump still has."""
-        return self._extreme(np.minimum)
-
-    def _extreme(self, of: np.ufunc) -> dict[GroupKey, int]:
-        group = self.dump.calls.group[self.rows]
-        extremes: dict[GroupKey, int] = {}
-        for place, key in enumerate(self.keys):
-            numbers = self.number[(group == place) & ~self.is_message]
-            if len(numbers):
-                extremes[key] = int(of.reduce(numbers))
-        return extremes
+        return _are_messages(self.calls)
 
     @cached_property
     def places(self) -> dict[tuple[GroupKey, int], int]:
         """Place of each collective by its group and number, the first of a batch."""
         places: dict[tuple[GroupKey, int], int] = {}
-        group = self.dump.calls.group[self.rows].tolist()
-        numbers = zip(group, self.number.tolist(), self.is_message.tolist(), strict=True)
+        numbers = zip(
+            self.calls.group.tolist(),
+            self.number.tolist(),
+            self.is_message.tolist(),
+            strict=True,
+        )
         for at, (place, number, is_message) in enumerate(numbers):
             if not is_message:
                 places.setdefault((self.keys[place], number), at)
@@ -148,6 +127,35 @@ class RankCalls:
     def open(self) -> Ints:
         """Places of the calls that are not done."""
         return np.flatnonzero(~self.done)
+
+    def shortened(self, most: int) -> "RankCalls":
+        """Return the last calls alone, and at least all that are open but for the oldest."""
+        begin = len(self.row) - most
+        if begin <= 0:
+            return self
+        if len(self.open):
+            begin = min(begin, max(int(self.open[0]) - most, len(self.row) - 4 * most, 0))
+        rows = np.arange(begin, len(self.row))
+        return replace(
+            self,
+            calls=self.calls.take(rows),
+            row=self.row[rows],
+            number=self.number[rows],
+            done=self.done[rows],
+            begun=self.begun[rows],
+            is_whole=False,
+        )
+
+    def whole(self) -> "RankCalls":
+        """Return all calls of the dump; reads it again if some were left out."""
+        return self if self.is_whole else of_dump(read(self.path))
+
+
+def _are_messages(calls: Calls) -> Flags:
+    named = np.array([_MESSAGE.search(name) is not None for name in calls.names], bool)
+    by_name = named[calls.name] if len(named) else np.zeros(0, bool)
+    is_message: Flags = (calls.is_message == 1) | by_name
+    return is_message
 
 
 def _op_of(name: str) -> str:
@@ -166,28 +174,42 @@ def library_of(names: Sequence[str]) -> str:
 
 def of_dump(dump: Dump) -> RankCalls:
     """Return the calls of a dump: doubles left out, batches as far as they are closed."""
-    calls = dump.calls
+    rows = np.flatnonzero(~_doubles(dump.calls))
+    calls = dump.calls.take(rows)
     library = library_of(calls.names)
-    is_hook = np.array([name.startswith(f"{_HOOK}:") for name in calls.names], bool)
-    is_message = np.array([_op_of(name) in ("send", "recv") for name in calls.names], bool)
-    double = (is_hook & ~is_message)[calls.name] if len(calls) else np.zeros(0, bool)
-    if is_hook.all():
-        double[:] = False
-    rows = np.flatnonzero(~double)
-    keys = _keys(dump)
-    state = calls.state[rows]
-    done = (state == STATES.index("completed")) | (calls.retired[rows] == 1)
-    begun = (state >= STATES.index("started")) | (calls.started[rows] != NULL)
-    _close_batches(dump, rows, done, begun)
+    done = (calls.state == STATES.index("completed")) | (calls.retired == 1)
+    begun = (calls.state >= STATES.index("started")) | (calls.started != NULL)
+    _close_batches(calls, done, begun)
+    number, keys = _numbers(calls, library), _keys(dump)
+    is_collective = ~_are_messages(calls)
+    of_group = {
+        key: number[is_collective & (calls.group == place)] for place, key in enumerate(keys)
+    }
     return RankCalls(
-        dump=dump,
+        rank=dump.rank,
+        path=dump.path,
+        written=dump.written,
         keys=keys,
+        world=1 + max((max(group.ranks, default=-1) for group in dump.config), default=-1),
         library=library,
-        rows=rows,
-        number=_numbers(dump, rows, library),
+        calls=calls,
+        row=rows,
+        number=number,
         done=done,
         begun=begun & ~done,
+        first={key: int(own.min()) for key, own in of_group.items() if len(own)},
+        last={key: int(own.max()) for key, own in of_group.items() if len(own)},
     )
+
+
+def _doubles(calls: Calls) -> Flags:
+    """Return which calls a hook recorded that the library recorded, too."""
+    is_hook = np.array([name.startswith(f"{_HOOK}:") for name in calls.names], bool)
+    is_message = np.array([_op_of(name) in ("send", "recv") for name in calls.names], bool)
+    if not len(calls) or is_hook.all():
+        return np.zeros(len(calls), bool)
+    doubles: Flags = (is_hook & ~is_message)[calls.name]
+    return doubles
 
 
 def _keys(dump: Dump) -> tuple[GroupKey, ...]:
@@ -207,44 +229,34 @@ def _keys(dump: Dump) -> tuple[GroupKey, ...]:
     )
 
 
-def _close_batches(dump: Dump, rows: Ints, done: Flags, begun: Flags) -> None:
+def _close_batches(calls: Calls, done: Flags, begun: Flags) -> None:
     """Let the calls of a batch be as far as the entry that closes it."""
-    calls = dump.calls
     closes = np.array([_op_of(name) == _CLOSING for name in calls.names], bool)
     if not closes.any():
         return
     counter = np.where(calls.is_message == 1, calls.message, calls.sequence)
-    for at in np.flatnonzero(closes[calls.name[rows]]).tolist():
-        row = rows[at]
+    is_closing = closes[calls.name]
+    for at in np.flatnonzero(is_closing).tolist():
         k = at - 1
-        while (
-            k >= 0
-            and calls.group[rows[k]] == calls.group[row]
-            and counter[rows[k]] == counter[row]
-            and not closes[calls.name[rows[k]]]
-        ):
+        while k >= 0 and not is_closing[k]:
+            if (calls.group[k], counter[k]) != (calls.group[at], counter[at]):
+                break
             done[k], begun[k] = done[at], begun[at]
             k -= 1
 
 
-def _numbers(dump: Dump, rows: Ints, library: str) -> Ints:
+def _numbers(calls: Calls, library: str) -> Ints:
     """Return the number of each call in its group.
 
     torchcomms counts all operations of the process: calls are counted anew by their groups.
     """
-    calls = dump.calls
-    number = calls.sequence[rows]
-    counts_all = (
-        len(dump.groups) > 1
-        and library.startswith("ncclx")
-        and len(np.unique(number)) == len(number)
-    )
+    number = calls.sequence
+    counts_all = library.startswith("ncclx") and len(np.unique(number)) == len(number)
     if not counts_all and (number != NULL).all():
         return number
-    group = calls.group[rows]
-    own = np.zeros(len(rows), np.int64)
-    for place in range(len(dump.groups)):
-        at = np.flatnonzero(group == place)
+    own = np.zeros(len(calls), np.int64)
+    for place in np.unique(calls.group).tolist():
+        at = np.flatnonzero(calls.group == place)
         own[at] = np.arange(len(at)) + 1
     return own
 
@@ -263,18 +275,16 @@ class DumpedJob:
         return tuple(rank for rank in range(self.world) if rank not in self.ranks)
 
 
-def job_of(dumps: Iterable[Dump], world: int = 0) -> DumpedJob:
-    """Return the job of some dumps, one a rank; `world` is the least size that is known."""
-    ranks = {dump.rank: of_dump(dump) for dump in dumps}
+def job_of(ranks: Iterable[RankCalls], world: int = 0) -> DumpedJob:
+    """Return the job of the calls of some ranks; `world` is the least size that is known."""
+    by_rank = {calls.rank: calls for calls in ranks}
     members: dict[GroupKey, set[int]] = {}
-    for rank, calls in ranks.items():
+    for rank, calls in by_rank.items():
         for key in calls.keys:
             members.setdefault(key, set(key.ranks)).add(rank)
-        for group in calls.dump.config:
-            world = max(world, 1 + max(group.ranks, default=-1))
-    world = max(world, 1 + max(ranks, default=-1))
+    stated = (calls.world for calls in by_rank.values())
     return DumpedJob(
-        ranks=ranks,
-        world=world,
+        ranks=by_rank,
+        world=max(world, 1 + max(by_rank, default=-1), *stated),
         members={key: tuple(sorted(own)) for key, own in members.items()},
     )

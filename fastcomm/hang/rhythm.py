@@ -10,10 +10,8 @@ _SHORTEST = 3  # calls that repeat: fewer are no rhythm
 
 def tokens(calls: RankCalls) -> Ints:
     """Return a number of each call, equal for calls that a step would repeat."""
-    rows, dump = calls.rows, calls.dump.calls
-    columns = np.stack(
-        (dump.group[rows], dump.name[rows], dump.shapes[0][rows], dump.types[0][rows]), axis=1
-    )
+    own = calls.whole().calls
+    columns = np.stack((own.group, own.name, own.shapes[0], own.types[0]), axis=1)
     if not len(columns):
         return np.zeros(0, np.int64)
     return np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)

@@ -79,7 +79,7 @@ class Judge:
         now = self.moment(calls)
         if now is None or call.created == NULL:
             return False
-        created = calls.created[calls.created != NULL]
+        created = calls.calls.created[calls.calls.created != NULL]
         later = np.diff(created[len(created) // 2 :])
         longest = int(later.max()) if len(later) else 0
         return now - call.created < max(_YOUNG_NS, _TIMES_INTERVAL * longest)
@@ -94,7 +94,7 @@ class Judge:
 
     def moment(self, calls: RankCalls) -> int | None:
         """Return when a dump was written, in ns of its host; None if nothing tells."""
-        written = calls.dump.written
+        written = calls.written
         return None if written is None else written * _SECOND
 
     # The rules
@@ -223,7 +223,7 @@ class Judge:
 
     def _has_begun(self, rank: int) -> bool:
         calls = self.job.ranks[rank]
-        return bool(calls.begun[self.waits.fronts[rank][0].row])
+        return bool(calls.begun[self.waits.fronts[rank][0].place])
 
     def _stalled(self) -> Verdict | None:
         """A front that all members have reached."""

@@ -103,12 +103,12 @@ class WaitGraph:
         """Return whether a rank has done, or is in, a collective that is no stop of its own."""
         assert stop.number is not None
         at = calls.places.get((stop.group, stop.number))
-        if at is None:
-            return stop.number < calls.first.get(stop.group, 0)
+        if at is None:  # never called, or so long ago that it is left out
+            return stop.number <= calls.last.get(stop.group, 0)
         front = self.fronts.get(calls.rank)
         if calls.rank in self.failed:
-            return front is None or at < front[0].row
-        return bool(calls.done[at]) or front is None or at < front[0].row
+            return front is None or at < front[0].place
+        return bool(calls.done[at]) or front is None or at < front[0].place
 
     def _missing_side(self, stop: Stop) -> Iterator[int]:
         """Yield the other side of a message unless it stands in the same message."""
@@ -192,14 +192,11 @@ def _batch(calls: RankCalls, at: int) -> Iterator[int]:
     """Yield the other messages of a batch."""
     if not calls.is_message[at]:
         return
-    dump, row = calls.dump.calls, calls.rows[at]
-    if at + 1 == len(calls.rows) and calls.op(at) in ("send", "recv"):
-        return
+    own = calls.calls
     for step in (1, -1):
         k = at + step
-        while 0 <= k < len(calls.rows) and calls.is_message[k]:
-            other = calls.rows[k]
-            if (dump.group[other], dump.message[other]) != (dump.group[row], dump.message[row]):
+        while 0 <= k < len(own) and calls.is_message[k]:
+            if (own.group[k], own.message[k]) != (own.group[at], own.message[at]):
                 break
             yield k
             k += step

@@ -7,8 +7,10 @@ values in turn. Opcodes that name or call anything are no part of it: they end t
 Every opcode makes at most one node and one link, so that arrays as long as the text suffice.
 """
 
+import numpy as np
+
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import NONE, NULL, Bytes, Ints
+from fastcomm_kernels.arrays import NONE, Bytes, Ints
 
 PickleTree = tuple[Ints, Ints, Ints]  # nodes, values, links
 
@@ -52,15 +54,37 @@ _SHORT_BINUNICODE = 0x8C
 _NONE_ = 0x4E
 _NEWTRUE = 0x88
 _NEWFALSE = 0x89
-# Those without an operand.
-_BARE = (
-    *(_EMPTY_DICT, _EMPTY_LIST, _EMPTY_TUPLE, _MARK, _STOP, _NONE_, _NEWTRUE, _NEWFALSE),
-    *(_SETITEMS, _APPENDS, _SETITEM, _APPEND, _TUPLE_, _TUPLE1, _TUPLE2, _TUPLE3),
-    *(_LIST_, _DICT_, _MEMOIZE),
-)
-_TO_MARK = (_SETITEMS, _APPENDS, _TUPLE_, _LIST_, _DICT_)  # take all down to a mark
-_ADDING = (_SETITEMS, _APPENDS, _SETITEM, _APPEND)  # to a container below
-_COLLECTING = (_TUPLE_, _TUPLE1, _TUPLE2, _TUPLE3, _LIST_, _DICT_)  # into a new container
+# What an opcode does.
+_REFUSED, _SKIPPED, _ENDS, _MARKS, _STORES, _GETS, _ADDS, _COLLECTS, _MAKES = range(9)
+_DOES = np.zeros(256, np.int64)
+_DOES[[_PROTO, _FRAME]] = _SKIPPED
+_DOES[_STOP] = _ENDS
+_DOES[_MARK] = _MARKS
+_DOES[[_BINPUT, _LONG_BINPUT, _MEMOIZE]] = _STORES
+_DOES[[_BINGET, _LONG_BINGET]] = _GETS
+_DOES[[_SETITEMS, _APPENDS, _SETITEM, _APPEND]] = _ADDS  # to a container below
+_DOES[[_TUPLE_, _TUPLE1, _TUPLE2, _TUPLE3, _LIST_, _DICT_]] = _COLLECTS  # into a new container
+_DOES[[_EMPTY_DICT, _EMPTY_LIST, _EMPTY_TUPLE, _NONE_, _NEWTRUE, _NEWFALSE]] = _MAKES
+_DOES[[_BININT, _BININT1, _BININT2, _LONG1, _BINFLOAT]] = _MAKES
+_DOES[[_BINUNICODE, _SHORT_BINUNICODE]] = _MAKES
+# The kind of what it makes, or adds to.
+_KIND = np.zeros(256, np.int64)
+_KIND[[_NEWTRUE, _NEWFALSE]] = TRUE, FALSE
+_KIND[[_BININT, _BININT1, _BININT2, _LONG1]] = INTEGER
+_KIND[_BINFLOAT] = FLOAT
+_KIND[[_BINUNICODE, _SHORT_BINUNICODE]] = TEXT
+_KIND[[_EMPTY_LIST, _LIST_, _APPEND, _APPENDS]] = LIST
+_KIND[[_EMPTY_TUPLE, _TUPLE_, _TUPLE1, _TUPLE2, _TUPLE3]] = TUPLE
+_KIND[[_EMPTY_DICT, _DICT_, _SETITEM, _SETITEMS]] = DICT
+# How many items it takes; 0 for all down to a mark.
+_TAKES = np.zeros(256, np.int64)
+_TAKES[[_SETITEM, _APPEND, _TUPLE1, _TUPLE2, _TUPLE3]] = 2, 1, 1, 2, 3
+# Bytes of its operand, and of the length before it.
+_BYTES = np.zeros(256, np.int64)
+_BYTES[[_PROTO, _BINPUT, _BINGET, _BININT1, _BININT2]] = 1, 1, 1, 1, 2
+_BYTES[[_LONG_BINPUT, _LONG_BINGET, _BININT, _BINFLOAT, _FRAME]] = 4, 4, 4, 8, 8
+_LENGTH = np.zeros(256, np.int64)
+_LENGTH[[_BINUNICODE, _LONG1, _SHORT_BINUNICODE]] = 4, 1, 1
 _WIDEST = 8  # bytes of an integer
 # FNV-1a with 63 bits; an end tells [1], [2] from [1, 2].
 HASH_BEGIN, _HASH_FACTOR = 5472609002491880230, 1099511628211
@@ -108,61 +132,24 @@ def _append(value: Ints, links: Ints, chain: int, item: int, count: int) -> int:
 def _operand(text: Bytes, at: int, opcode: int) -> tuple[int, int]:
     """Return where the operand of an opcode begins, from `at` on, and the number of its bytes.
 
-    The second is NULL for an opcode that is not read, and -1 if the text ends before.
+    The second is -1 if the text ends before.
     """
-    size, begin = NULL, at
-    if opcode in _BARE:
-        size = 0
-    elif opcode in (_PROTO, _BINPUT, _BINGET, _BININT1):
-        size = 1
-    elif opcode == _BININT2:
-        size = 2
-    elif opcode in (_LONG_BINPUT, _LONG_BINGET, _BININT):
-        size = 4
-    elif opcode in (_BINFLOAT, _FRAME):
-        size = 8
-    elif opcode in (_BINUNICODE, _LONG1, _SHORT_BINUNICODE):
-        wide = 4 if opcode == _BINUNICODE else 1
+    size, wide = _BYTES[opcode], _LENGTH[opcode]
+    if wide:
         if len(text) - at < wide:
             return at, -1
-        size, begin = _unsigned(text, at, wide), at + wide
-    if size != NULL and size > len(text) - begin:
-        return begin, -1
-    return begin, size
+        size = _unsigned(text, at, wide)
+    begin = at + wide
+    return begin, size if size <= len(text) - begin else -1
 
 
 @kernel
 def _lowest(opcode: int, height: int, marks: Ints, marked: int) -> int:
     """Return where on the stack the items begin that an opcode takes; -1 if it may not."""
-    if opcode in _TO_MARK:
+    if _TAKES[opcode] == 0:
         return marks[marked - 1] if marked else -1
-    few = 1
-    if opcode in (_SETITEM, _TUPLE2):
-        few = 2
-    elif opcode == _TUPLE3:
-        few = 3
-    low = height - few
+    low = height - _TAKES[opcode]
     return low if low >= (marks[marked - 1] if marked else 0) else -1
-
-
-@kernel
-def _kind_of(opcode: int) -> int:
-    """Return the kind of the node that an opcode makes."""
-    if opcode == _NONE_:
-        return NOTHING
-    if opcode == _NEWTRUE:
-        return TRUE
-    if opcode == _NEWFALSE:
-        return FALSE
-    if opcode in (_BININT, _BININT1, _BININT2, _LONG1):
-        return INTEGER
-    if opcode == _BINFLOAT:
-        return FLOAT
-    if opcode in (_BINUNICODE, _SHORT_BINUNICODE):
-        return TEXT
-    if opcode in (_EMPTY_DICT, _DICT_):
-        return DICT
-    return LIST if opcode in (_EMPTY_LIST, _LIST_) else TUPLE
 
 
 @kernel
@@ -188,22 +175,16 @@ def scan(
     """
     node, value, links = tree
     at, here, nodes, count, height, marked, stored, status = 0, 0, 0, 0, 0, 0, 0, CUT
-    while at < len(text) and status == CUT:
+    while at < len(text):
         opcode, here = int(text[at]), at
+        does = _DOES[opcode]
         begin, size = _operand(text, at + 1, opcode)
-        if size < 0:
-            status = FOREIGN if size == NULL else CUT
+        if does == _REFUSED or size < 0:
+            status = FOREIGN if does == _REFUSED else CUT
             break
         at = begin + size
         item, target, low = NONE, NONE, height
-        if opcode == _STOP:
-            status = WHOLE if height == 1 and marked == 0 else BROKEN
-        elif opcode in (_PROTO, _FRAME):
-            continue
-        elif opcode == _MARK:
-            marks[marked] = height
-            marked += 1
-        elif opcode in (_BINPUT, _LONG_BINPUT, _MEMOIZE):
+        if does == _STORES:
             index = stored if opcode == _MEMOIZE else _unsigned(text, begin, size)
             # Writers number what they store from 0, so that a larger number is none of theirs.
             if height == 0 or index > stored:
@@ -211,46 +192,54 @@ def scan(
             else:
                 stored += index == stored
                 memo[index] = stack[height - 1]
-        elif opcode in (_BINGET, _LONG_BINGET):
+        elif does == _GETS:
             index = _unsigned(text, begin, size)
             if index >= stored:
                 status = BROKEN
             else:
                 item = memo[index]
-        elif opcode in _ADDING:
-            low = _lowest(opcode, height, marks, marked)
-            marked -= opcode in _TO_MARK and low >= 0
-            kind = DICT if opcode in (_SETITEMS, _SETITEM) else LIST
-            is_below = low < 1 or (marked and low <= marks[marked - 1])
-            if (
-                is_below
-                or node[stack[low - 1]] != kind
-                or (kind == DICT and (height - low) % 2)
-            ):
-                status = BROKEN
-            else:
-                target = stack[low - 1]
-        else:
+        elif does == _MAKES:
             item = nodes
             nodes += 1
-            node[item] = _kind_of(opcode)
+            kind = _KIND[opcode]
+            node[item] = kind
             value[item, _A] = NONE
             value[item, _B] = NONE
             if opcode in (_BININT1, _BININT2):
                 value[item, _A] = _unsigned(text, begin, size)
-            elif node[item] == INTEGER:
+            elif kind == INTEGER:
                 status = BROKEN if size > _WIDEST else status
                 value[item, _A] = _signed(text, begin, min(size, _WIDEST))
-            elif node[item] == TEXT:
+            elif kind == TEXT:
                 value[item, _A] = begin
                 value[item, _B] = size
-            elif opcode in _COLLECTING:
-                low = _lowest(opcode, height, marks, marked)
-                marked -= opcode in _TO_MARK and low >= 0
-                if low < 0 or (opcode == _DICT_ and (height - low) % 2):
-                    status = BROKEN
-                else:
-                    target = item
+        elif does in (_ADDS, _COLLECTS):
+            low = _lowest(opcode, height, marks, marked)
+            marked -= low >= 0 and _TAKES[opcode] == 0
+            kind = _KIND[opcode]
+            is_uneven = kind == DICT and (height - low) % 2 != 0
+            if does == _COLLECTS and low >= 0 and not is_uneven:
+                item = nodes
+                target = nodes
+                nodes += 1
+                node[item] = kind
+                value[item, _A] = NONE
+                value[item, _B] = NONE
+            elif (
+                does == _COLLECTS
+                or low < 1
+                or is_uneven
+                or (marked and low <= marks[marked - 1])
+                or node[stack[low - 1]] != kind
+            ):
+                status = BROKEN
+            else:
+                target = stack[low - 1]
+        elif does == _MARKS:
+            marks[marked] = height
+            marked += 1
+        elif does == _ENDS:
+            status = WHOLE if height == 1 and marked == 0 else BROKEN
         if status != CUT:
             break
         if target != NONE:
@@ -302,6 +291,17 @@ def closed(
             count = _append(value, links, target, stack[j], count)
         height = low
     return stack[0] if height else NONE
+
+
+@kernel
+def length(tree: PickleTree, item: int) -> int:
+    """Return the number of links of a container."""
+    _, value, links = tree
+    count, link = 0, value[item, _A]
+    while link != NONE:
+        count += 1
+        link = links[link, 1]
+    return count
 
 
 @kernel

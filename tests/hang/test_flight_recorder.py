@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.errors import TraceFileError
-from fastcomm.formats.flight_recorder import NoDumpError, rank_of, read
+from fastcomm.formats.flight_recorder import NoDumpError, arguments, frames, rank_of, read
 from fastcomm_kernels.arrays import NULL
 
 CALL = {
@@ -50,6 +50,22 @@ def written(folder, content, name="rank_3"):
     return path
 
 
+def test_stacks_are_those_of_their_own_dump_after_others_were_read(tmp_path):
+    paths = [
+        written(
+            tmp_path,
+            pickle.dumps(dump({**CALL, "frames": [{**CALL["frames"][0], "line": line}]}), 2),
+            f"rank_{line}",
+        )
+        for line in range(3)
+    ]
+    dumps = [read(path) for path in paths]
+    assert [frames(each.path, 0) for each in dumps] == [
+        [f"step (train.py:{at})"] for at in range(3)
+    ]
+    assert frames(dumps[1].path, 0) == ["step (train.py:1)"]
+
+
 def test_a_pickle_is_read_as_it_was_written(tmp_path):
     second = {**CALL, "record_id": 1, "collective_seq_id": 2, "state": "completed"}
     got = read(written(tmp_path, pickle.dumps(dump(CALL, second), 2)))
@@ -58,9 +74,9 @@ def test_a_pickle_is_read_as_it_was_written(tmp_path):
     assert got.calls.sequence.tolist() == [1, 2]
     assert got.calls.state.tolist() == [0, 2]
     assert got.calls.started.tolist() == [NULL, NULL]
-    assert got.arguments(0) == ([[4, 8], [2]], [[34]], ["Float", "Half"], ["Float"])
+    assert arguments(got.path, 0) == ([[4, 8], [2]], [[34]], ["Float", "Half"], ["Float"])
     assert [column.tolist() for column in got.calls.elements] == [[34, 34], [34, 34]]
-    assert got.frames(1) == ["step (train.py:7)"]
+    assert frames(got.path, 1) == ["step (train.py:7)"]
 
 
 NAMES = st.sampled_from(["nccl:all_reduce", "gloo:barrier", "nccl:send 0->1"])
@@ -93,7 +109,7 @@ def test_pickle_and_json_have_the_same_columns(tmp_path_factory, made, protocol)
         assert all(np.array_equal(a, b) for a, b in pairs), name
     for row, call in enumerate(made):
         assert one.calls.names[one.calls.name[row]] == call["profiling_name"]
-        assert one.arguments(row) == two.arguments(row)
+        assert arguments(one.path, row) == arguments(two.path, row)
 
 
 @needs("hangs")
@@ -103,8 +119,8 @@ def test_real_pickles_are_what_python_makes_of_them():
         ours = read(path)
         assert ours.calls.record.tolist() == [one["record_id"] for one in theirs["entries"]]
         for row, one in enumerate(theirs["entries"]):
-            assert ours.arguments(row)[0] == one["input_sizes"]
-            assert len(ours.frames(row)) == min(40, len(one["frames"]))
+            assert arguments(path, row)[0] == one["input_sizes"]
+            assert len(frames(path, row)) == min(40, len(one["frames"]))
 
 
 class Harmful:
