@@ -185,7 +185,7 @@ def bounds(traffic: Traffic, links: GpuLinks, size: int, demand: str = "copies")
         fixed_s=largest_sum(remote) * nic,
         multicast_s=largest_sum(pairs) * nic / width,
         proxy_s=_proxy(traffic) * nic,
-        gpu_s=float(max(needed.sum(axis=0).max(), traffic.leaving.max())) * both,
+        gpu_s=max(float(needed.sum(axis=0).max()), float(traffic.leaving.max())) * both,
         node_s=max(0.0, float((needed_by_node - arriving).max())) * port / width,
         joint_s=float(needed_by_node.max()) * both / width,
     )

@@ -575,9 +575,9 @@ def _pauses(number: Ints, pauses: Ints, gaps: Ints) -> list[str]:
         return []
     longest = pauses[np.argmax(gaps)]
     one, two = number[longest], number[longest + 1]
-    times = f"{format_ns(gaps.max())} between {one} and {two}"
+    times = f"{format_ns(int(gaps.max()))} between {one} and {two}"
     if len(pauses) > 1:
-        times = f"{format_ns(gaps.sum())} in {len(pauses)} pauses, the longest {times}"
+        times = f"{format_ns(int(gaps.sum()))} in {len(pauses)} pauses, the longest {times}"
     return [f"the recorded steps do not follow each other: {times} are in no step"]
 
 

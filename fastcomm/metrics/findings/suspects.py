@@ -139,7 +139,7 @@ def _joint(tied: Sequence[Suspect], caused: CommonWaitCaused) -> Suspect:
     return replace(
         lead,
         tied=tuple(suspect.rank for suspect in others),
-        excess=excess * together / by_steps,
+        excess=(excess * together / by_steps).astype(np.float64),
         together=together,
     )
 
