@@ -243,13 +243,16 @@ class ClusterConnection:
     @contextmanager
     def _reaching(self) -> Iterator[None]:
         """Convert connection errors of the client to `ClusterError`."""
-        from asyncio import CancelledError
+        import asyncio
+        import concurrent.futures
 
+        # Of a lost connection, one is of the client's own tasks and one of futures of results.
+        canceled = asyncio.CancelledError, concurrent.futures.CancelledError
         try:
             yield
         except FastcommError:
             raise
-        except (OSError, CancelledError, RuntimeError, ValueError) as error:
+        except (OSError, *canceled, RuntimeError, ValueError) as error:
             raise self._gone(f"{type(error).__name__}: {error}") from error
 
     def too_large(self) -> ClusterError:

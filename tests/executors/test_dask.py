@@ -1,5 +1,7 @@
 """Test that a Dask cluster gives the results of one process, and clear errors."""
 
+import asyncio
+import concurrent.futures
 import json
 import shutil
 import subprocess
@@ -7,6 +9,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from builders import dask_cluster as c
@@ -237,6 +240,20 @@ def test_a_lost_scheduler_is_an_error_within_a_time_limit(cluster):
         run = c.run_of(*[c.slow] * 40)
         with pytest.raises(ClusterError, match=r"the scheduler is gone, .* start it and run"):
             engine.gather(run, c.COUNT, progress=lambda _: cluster.kill_once("scheduler"))
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, concurrent.futures.CancelledError])
+def test_a_result_that_is_canceled_means_that_the_scheduler_is_gone(kind):
+    class Client:
+        """Loses its connection after the result is there, and before it is here."""
+
+        def gather(self, *_, **__):
+            raise kind("scheduler-connection-lost")
+
+    engine = dask.Dask(client=Client(), address="tcp://head:8786", wait_s=1)
+    result = SimpleNamespace(status="finished", add_done_callback=lambda put: put(result))
+    with pytest.raises(ClusterError, match=r"the scheduler is gone, .*connection-lost"):
+        engine.answer(result)
 
 
 @pytest.mark.parametrize(
