@@ -16,7 +16,7 @@ from fastcomm.hang.calls import DumpedJob, RankCalls, job_of, of_dump
 from fastcomm.hang.evidence import gather
 from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
 from fastcomm.hang.verdict import Judge, Verdict
-from fastcomm.hang.waits import Stop
+from fastcomm.hang.waits import Stop, stop_of
 from fastcomm.trace.run import named_ranks
 from fastcomm.trace.tags import tag_of_description
 from fastcomm.units import format_ns
@@ -71,11 +71,10 @@ def diagnose_hang(
         If there is no dump, or one is damaged.
 
     """
-    files = _read_all(
-        [paths] if isinstance(paths, str | Path) else paths, keep_going=keep_going
-    )
+    places = [paths] if isinstance(paths, str | Path) else paths
+    files = _read_all(places, keep_going=keep_going)
     if not files.dumps:
-        names = ", ".join(map(str, [paths] if isinstance(paths, str | Path) else paths))
+        names = ", ".join(map(str, places))
         raise TraceFileError(
             f"{names}: no dump of a flight recorder; it is a pickle or JSON file a rank, with "
             "the rank at the end of its name, as TORCH_FR_DUMP_TEMP_FILE says"
@@ -143,7 +142,8 @@ def _progress(dumps: dict[int, list[RankCalls]]) -> str:
     """Return what shows that ranks went on between two moments; empty where nothing does."""
     for rank, own in sorted(dumps.items()):
         folders = {dump.path.parent for dump in own}
-        first, *_, last = (_in_order(own) * 2)[: 2 * len(own)]
+        ordered = _in_order(own)
+        first, last = ordered[0], ordered[-1]
         if len(folders) > 1 and _last(last) > _last(first):
             return (
                 f"rank {rank} went on between two dumps: call {_last(first)} is the last in "
@@ -188,7 +188,7 @@ def _call(stop: Stop, judge: Judge) -> WaitedCall:
         call.op
         for rank in judge.waits.stops.get(stop, ())
         for call in judge.waits.fronts[rank]
-        if (call.group, None if call.is_message else call.number) == (stop.group, stop.number)
+        if stop_of(call) == stop
     ]
     op = max(ops, key=ops.count, default="")
     return WaitedCall(op=op, sequence=stop.number)

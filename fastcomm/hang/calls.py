@@ -12,21 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fastcomm.formats.flight_recorder import STATES, Calls, Dump, read
+from fastcomm.formats.flight_recorder import STATES, Calls, Dump, DumpedGroup, read
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 _MESSAGE = re.compile(r"(send|recv)\s*(\d+)\s*(?:->|<-)\s*(\d+)$")
 _HOOK = "c10d"  # records any backend from the dispatcher, and retires what has only returned
 _CLOSING = "coalesced"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class GroupKey:
-    """A process group of a job; `ranks` are empty where no dump states them."""
-
-    name: str
-    desc: str
-    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +26,7 @@ class RankCall:
 
     rank: int
     place: int  # among the calls of the rank
-    group: GroupKey
+    group: DumpedGroup
     number: int  # in its group; of a message, none
     op: str
     peer: int | None  # rank of the other side of a message
@@ -52,7 +43,7 @@ class RankCalls:
     rank: int
     path: Path
     written: int | None  # second in which the dump was written
-    keys: tuple[GroupKey, ...]  # of the groups of the calls
+    keys: tuple[DumpedGroup, ...]  # of the groups of the calls
     world: int  # ranks that the dump names, at least
     library: str
     calls: Calls
@@ -60,8 +51,7 @@ class RankCalls:
     number: Ints  # in its group
     done: Flags
     begun: Flags
-    first: Mapping[GroupKey, int]  # numbers of collectives, also of calls that are left out
-    last: Mapping[GroupKey, int]
+    last: Mapping[DumpedGroup, int]  # number of the last collective of each group
     is_whole: bool = True
 
     @cached_property
@@ -73,7 +63,7 @@ class RankCalls:
         """Return the operation of a call."""
         return self.ops[int(self.calls.name[at])]
 
-    def key(self, at: int) -> GroupKey:
+    def key(self, at: int) -> DumpedGroup:
         """Return the group of a call."""
         return self.keys[int(self.calls.group[at])]
 
@@ -95,7 +85,7 @@ class RankCalls:
             elements=(int(calls.elements[0][at]), int(calls.elements[1][at])),
         )
 
-    def _peer(self, at: int, key: GroupKey) -> int | None:
+    def _peer(self, at: int, key: DumpedGroup) -> int | None:
         """Return the rank of a message's other side: names have places in the group."""
         match = _MESSAGE.search(self.calls.names[self.calls.name[at]])
         if match is None:
@@ -109,9 +99,9 @@ class RankCalls:
         return _are_messages(self.calls)
 
     @cached_property
-    def places(self) -> dict[tuple[GroupKey, int], int]:
+    def places(self) -> dict[tuple[DumpedGroup, int], int]:
         """Place of each collective by its group and number, the first of a batch."""
-        places: dict[tuple[GroupKey, int], int] = {}
+        places: dict[tuple[DumpedGroup, int], int] = {}
         numbers = zip(
             self.calls.group.tolist(),
             self.number.tolist(),
@@ -197,7 +187,6 @@ def of_dump(dump: Dump) -> RankCalls:
         number=number,
         done=done,
         begun=begun & ~done,
-        first={key: int(own.min()) for key, own in of_group.items() if len(own)},
         last={key: int(own.max()) for key, own in of_group.items() if len(own)},
     )
 
@@ -212,7 +201,7 @@ def _doubles(calls: Calls) -> Flags:
     return doubles
 
 
-def _keys(dump: Dump) -> tuple[GroupKey, ...]:
+def _keys(dump: Dump) -> tuple[DumpedGroup, ...]:
     """Return the group of each of a dump, with the ranks that its own list states."""
     stated: dict[tuple[str, str], tuple[int, ...]] = {}
     for group in dump.config:
@@ -220,11 +209,7 @@ def _keys(dump: Dump) -> tuple[GroupKey, ...]:
             stated[group.name, group.desc] = group.ranks
     by_name = {name: ranks for (name, _), ranks in stated.items()}
     return tuple(
-        GroupKey(
-            name=group.name,
-            desc=group.desc,
-            ranks=stated.get((group.name, group.desc), by_name.get(group.name, ())),
-        )
+        replace(group, ranks=stated.get((group.name, group.desc), by_name.get(group.name, ())))
         for group in dump.groups
     )
 
@@ -267,7 +252,7 @@ class DumpedJob:
 
     ranks: dict[int, RankCalls]
     world: int
-    members: dict[GroupKey, tuple[int, ...]] = field(default_factory=dict)
+    members: dict[DumpedGroup, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -278,7 +263,7 @@ class DumpedJob:
 def job_of(ranks: Iterable[RankCalls], world: int = 0) -> DumpedJob:
     """Return the job of the calls of some ranks; `world` is the least size that is known."""
     by_rank = {calls.rank: calls for calls in ranks}
-    members: dict[GroupKey, set[int]] = {}
+    members: dict[DumpedGroup, set[int]] = {}
     for rank, calls in by_rank.items():
         for key in calls.keys:
             members.setdefault(key, set(key.ranks)).add(rank)

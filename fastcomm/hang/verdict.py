@@ -168,7 +168,7 @@ class Judge:
 
     def _not_arrived(self) -> Verdict | None:
         """Ranks that are waited for, have a dump, and stand in nothing."""
-        for ranks, stops in self._roots():
+        for ranks, stops in self.waits.roots:
             if stops or len(ranks) != 1 or ranks[0] not in self.job.ranks:
                 continue
             stop = self._held_by(ranks[0])
@@ -212,7 +212,7 @@ class Judge:
 
     def _not_started(self) -> Verdict | None:
         """Members whose device has not begun what others have."""
-        for _, stops in self._roots():
+        for _, stops in self.waits.roots:
             for stop in stops:
                 inside = [rank for rank in self.waits.stops[stop] if stop.number is not None]
                 begun = [rank for rank in inside if self._has_begun(rank)]
@@ -227,7 +227,7 @@ class Judge:
 
     def _stalled(self) -> Verdict | None:
         """A front that all members have reached."""
-        for ranks, stops in self._roots():
+        for ranks, stops in self.waits.roots:
             if not ranks and len(stops) == 1 and stops[0].number is not None:
                 if self.job.missing and not stops[0].group.ranks:
                     # Whoever never called anything in a group is in no list of its members.
@@ -241,7 +241,7 @@ class Judge:
 
     def _circle(self) -> Verdict | None:
         """Ranks that wait for each other: the culprits leave their rhythm."""
-        for ranks, stops in self._roots():
+        for ranks, stops in self.waits.roots:
             if not (ranks and stops):
                 continue
             odd = self._out_of_rhythm(ranks)
@@ -266,7 +266,7 @@ class Judge:
 
     def _missing(self) -> Verdict | None:
         """Missing ranks that are waited for."""
-        for ranks, stops in self._roots():
+        for ranks, stops in self.waits.roots:
             missing = [rank for rank in ranks if rank not in self.job.ranks]
             if missing and not stops:
                 stop = self._held_by(missing[0])
@@ -282,10 +282,6 @@ class Judge:
         return None
 
     # What the rules share
-
-    def _roots(self) -> list[tuple[list[int], list[Stop]]]:
-        """Return the roots that something old waits for."""
-        return self.waits.roots
 
     def _old_stops(self) -> list[Stop]:
         return [

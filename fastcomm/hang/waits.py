@@ -12,7 +12,8 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fastcomm.hang.calls import DumpedJob, GroupKey, RankCall, RankCalls
+from fastcomm.formats.flight_recorder import DumpedGroup
+from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls
 
 # Operations that end on no member before all have called; others may end on one side.
 _FOR_ALL = (
@@ -26,7 +27,7 @@ _RETIRES = ("gloo", "mpi", "ucc", "c10d")  # libraries whose calls have no start
 class Stop:
     """A collective, or a message of a pair, in which ranks stand."""
 
-    group: GroupKey
+    group: DumpedGroup
     number: int | None  # of the collective
     pair: tuple[int, int] = (-1, -1)  # sender and receiver
 
@@ -62,12 +63,12 @@ class WaitGraph:
         at = min(places, default=None)
         return None if at is None else calls.call(at)
 
-    def _least(self, key: GroupKey, rank: int) -> int:
+    def _least(self, key: DumpedGroup, rank: int) -> int:
         """Return the least of the last numbers of the other members of a group."""
         others = (self.job.ranks.get(member) for member in self.job.members[key])
         return min(
             (
-                calls.last.get(key, 0)
+                calls.last[key]
                 for calls in others
                 if calls is not None and calls.rank != rank and key in calls.last
             ),
