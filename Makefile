@@ -13,7 +13,7 @@ KERNELS := $(addprefix tests/,fastcomm_kernels ranks/test_matching.py \
 	formats/kineto/test_chrome_faults.py formats/perfetto/test_packets.py metrics/test_across.py device_work/test_statistics.py \
 	compat/test_hta.py $(addprefix critical_path/test_,corrected.py joined.py overlay.py windows.py) \
 	$(addprefix replay/test_,network.py references.py replay.py) formats/dpro/test_statistics.py \
-	stragglers/test_stragglers.py hang/test_flight_recorder.py)
+	stragglers/test_stragglers.py hang/test_flight_recorder.py hang/test_rhythm.py)
 # The options of pyproject.toml leave benchmarks out of the tests.
 BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers \
 	--benchmark-timer=time.process_time

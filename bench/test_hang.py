@@ -1,10 +1,12 @@
-"""A flight-recorder dump: reading it into columns beside Python's pickle, which executes it."""
+"""A flight-recorder dump: reading it, and finding how its calls repeat themselves."""
 
 import pickle
 
+import numpy as np
 from timing import best
 
 from fastcomm.formats import flight_recorder
+from fastcomm_kernels.repetitions import longest_repetition
 
 CALLS = 2000
 ROUNDS = 15
@@ -45,3 +47,21 @@ def test_recorder_dump(quotient, tmp_path):
         lambda: flight_recorder.read(path),
     )
     quotient("recorder_dump", lambda: best(*runs, rounds=ROUNDS))
+
+
+def test_repetition(quotient):
+    step = np.repeat(np.arange(40), 3)
+    token = np.concatenate((np.tile(step, CALLS // len(step)), [99]))
+    assert longest_repetition(token, 3)[0] == len(step)  # compiles
+
+    def by_numpy():
+        """Return the length of the longest run of equal calls, period by period."""
+        longest = 0
+        for period in range(1, len(token) - 3):
+            differs = np.flatnonzero(token[period:] != token[:-period])
+            ends = np.concatenate(([-1], differs, [len(token) - period]))
+            longest = max(longest, int(np.diff(ends).max()) - 1)
+        return longest
+
+    runs = (by_numpy, lambda: longest_repetition(token, 3))
+    quotient("repetition", lambda: best(*runs, rounds=ROUNDS))

@@ -5,6 +5,7 @@ is executed: the opcodes that such dumps need are read into columns, and all oth
 Times are ns of the host's clock.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,6 +13,7 @@ from functools import lru_cache, partial, reduce
 from math import prod
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import orjson
@@ -46,13 +48,36 @@ class NoDumpError(TraceFileError):
     """A file that is no dump of a flight recorder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class DumpedGroup:
-    """A process group as a dump states it; no ranks where it does not."""
+    """A process group as a dump states it; no ranks where it does not.
+
+    Equal groups of a process are one object: lists of thousands of ranks, which each of as many
+    dumps repeats, are neither compared nor hashed again.
+    """
 
     name: str
     desc: str
     ranks: tuple[int, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process have one object, too."""
+        return group_of, (self.name, self.desc, self.ranks)
+
+
+_ALL_GROUPS: WeakValueDictionary[tuple[str, str, tuple[int, ...]], DumpedGroup] = (
+    WeakValueDictionary()
+)
+
+
+def group_of(name: str, desc: str, ranks: tuple[int, ...] = ()) -> DumpedGroup:
+    """Return the group of a name, a description and ranks: always the same object."""
+    key = (name, desc, ranks)
+    group = _ALL_GROUPS.get(key)
+    if group is None:
+        group = DumpedGroup(name=name, desc=desc, ranks=ranks)
+        _ALL_GROUPS[key] = group
+    return group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +131,7 @@ class Dump:
     rank: int
     path: Path
     version: str
-    written: int | None  # second in which the file was written, as gzip's header says
+    written: int  # second in which the file was written, or of a copy a later one
     calls: Calls
     groups: tuple[DumpedGroup, ...]  # of the calls
     config: tuple[DumpedGroup, ...]  # that the process knows
@@ -157,10 +182,14 @@ def read(path: Path) -> Dump:
     raise NoDumpError(f"{path}: neither a pickle nor JSON")
 
 
-def _content(path: Path) -> tuple[bytes, int | None, bool]:
-    """Return the decompressed bytes, the time in gzip's header, and whether they are cut."""
+def _content(path: Path) -> tuple[bytes, int, bool]:
+    """Return the decompressed bytes, when they were written, and whether they are cut.
+
+    The time is that of gzip's header, else that of the file: of a copy, a later one.
+    """
     with path.open("rb") as file:
         head = file.read(8)
+        changed = int(os.fstat(file.fileno()).st_mtime)
     seconds = int.from_bytes(head[_GZIP_TIME], "little") if head[:2] == b"\x1f\x8b" else 0
     parts, size, is_cut = [], 0, False
     try:
@@ -171,7 +200,7 @@ def _content(path: Path) -> tuple[bytes, int | None, bool]:
                 raise TraceFileError(f"{path}: more than {_MOST_BYTES} bytes")
     except CutShortError:
         is_cut = True
-    return b"".join(parts), seconds or None, is_cut
+    return b"".join(parts), seconds or changed, is_cut
 
 
 _ROOM: list[Ints] = []
@@ -246,7 +275,7 @@ class _Tree:
         return self.text[begin : begin + size].tobytes().decode("utf-8", "replace")
 
 
-def _of_pickle(path: Path, rank: int, text: bytes, written: int | None, is_cut: bool) -> Dump:
+def _of_pickle(path: Path, rank: int, text: bytes, written: int, is_cut: bool) -> Dump:
     tree = _Tree(path, text)
     top, rows = _top_and_rows(path, tree)
     calls, groups = _calls_of_pickle(tree, rows)
@@ -285,9 +314,14 @@ def _top_and_rows(path: Path, tree: _Tree) -> tuple[dict[Any, int], Ints]:
     return top, _rows_of_pickle(path, tree, chain)
 
 
-@lru_cache(maxsize=2)
 def _details(path: Path) -> Callable[[int, str], Any]:
-    """Return what a dump has of a call, by row and field: no dump is kept in memory."""
+    """Return what a dump has of a call, by row and field: two dumps at most are in memory."""
+    state = path.stat()
+    return _details_of(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=2)
+def _details_of(path: Path, _changed: int, _size: int) -> Callable[[int, str], Any]:
     text, _, _ = _content(path)
     if text[:1] != b"\x80":
         top = orjson.loads(text)
@@ -414,14 +448,14 @@ def _groups_of(
 ) -> tuple[Ints, tuple[DumpedGroup, ...]]:
     """Return the groups of calls: by name and description, else by their number."""
     if None not in pairs:
-        return group, tuple(DumpedGroup(name=one, desc=two) for one, two in pairs if one)  # type: ignore[misc]
+        return group, tuple(group_of(one, two) for one, two in pairs if one)  # type: ignore[misc]
     keys = [
         pairs[at] or (str(own), "")
         for at, own in zip(group.tolist(), number.tolist(), strict=True)
     ]
     places = {key: k for k, key in enumerate(dict.fromkeys(keys))}
     own = np.array([places[key] for key in keys], np.int64)
-    return own, tuple(DumpedGroup(name=name, desc=desc) for name, desc in places)
+    return own, tuple(group_of(name, desc) for name, desc in places)
 
 
 def _from_zero(record: Ints) -> Ints:
@@ -454,15 +488,10 @@ def _config(value: Any) -> tuple[DumpedGroup, ...]:
     groups = []
     for name, group in value.items():
         if isinstance(group, dict):
-            groups.append(
-                DumpedGroup(
-                    name=str(group.get("name", name)),
-                    desc=str(group.get("desc", "")),
-                    ranks=_ranks(group.get("ranks")),
-                )
-            )
+            own, desc = str(group.get("name", name)), str(group.get("desc", ""))
+            groups.append(group_of(own, desc, _ranks(group.get("ranks"))))
         else:
-            groups.append(DumpedGroup(name=str(name), desc="", ranks=_ranks(group)))
+            groups.append(group_of(str(name), "", _ranks(group)))
     return tuple(groups)
 
 
@@ -493,7 +522,7 @@ def _status(value: Any) -> dict[int, dict[str, int]]:
     return status
 
 
-def _of_json(path: Path, rank: int, text: bytes, written: int | None) -> Dump:
+def _of_json(path: Path, rank: int, text: bytes, written: int) -> Dump:
     try:
         top = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -16,7 +16,7 @@ from fastcomm.hang.calls import DumpedJob, RankCalls, job_of, of_dump
 from fastcomm.hang.evidence import gather
 from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
 from fastcomm.hang.verdict import Judge, Verdict
-from fastcomm.hang.waits import Stop, stop_of
+from fastcomm.hang.waits import Stop
 from fastcomm.trace.run import named_ranks
 from fastcomm.trace.tags import tag_of_description
 from fastcomm.units import format_ns
@@ -188,7 +188,7 @@ def _call(stop: Stop, judge: Judge) -> WaitedCall:
         call.op
         for rank in judge.waits.stops.get(stop, ())
         for call in judge.waits.fronts[rank]
-        if stop_of(call) == stop
+        if judge.waits.stop_of(call) == stop
     ]
     op = max(ops, key=ops.count, default="")
     return WaitedCall(op=op, sequence=stop.number)

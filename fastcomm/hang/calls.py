@@ -5,19 +5,30 @@ Calls of a batch are as far as the entry that closes it. Times are ns of the ran
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from fastcomm.formats.flight_recorder import STATES, Calls, Dump, DumpedGroup, read
+from fastcomm.formats.flight_recorder import (
+    STATES,
+    Calls,
+    Dump,
+    DumpedGroup,
+    group_of,
+    read,
+)
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 _MESSAGE = re.compile(r"(send|recv)\s*(\d+)\s*(?:->|<-)\s*(\d+)$")
 _HOOK = "c10d"  # records any backend from the dispatcher, and retires what has only returned
 _CLOSING = "coalesced"
+_GATHERS = ("all_gather", "allgather", "_all_gather_base", "_allgather_base")
+_WORLD = "default_pg"  # description of the group of all ranks
+OTHER_SIDE = {"send": "recv", "recv": "send"}
+_MOST_ANCHORS = 3  # of a group: ranks are some calls apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +42,22 @@ class RankCall:
     op: str
     peer: int | None  # rank of the other side of a message
     is_message: bool
+    ordinal: int  # of a message, among those of its side and peer
     created: int
     arguments: tuple[int, int, int, int]  # hashes: shapes, then types, of input and output
     elements: tuple[int, int]
+
+
+Side = tuple[str, int]  # send or recv, and the peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """A collective that a rank has done, and how many messages it made before."""
+
+    group: DumpedGroup
+    number: int
+    before: Mapping[Side, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +66,7 @@ class RankCalls:
 
     rank: int
     path: Path
-    written: int | None  # second in which the dump was written
+    written: int  # second in which the dump was written, or a later one
     keys: tuple[DumpedGroup, ...]  # of the groups of the calls
     world: int  # ranks that the dump names, at least
     library: str
@@ -52,12 +76,22 @@ class RankCalls:
     done: Flags
     begun: Flags
     last: Mapping[DumpedGroup, int]  # number of the last collective of each group
+    sizes: Mapping[DumpedGroup, int]  # of groups, as the arguments of all-gathers tell
+    ordinal: Ints  # of each message, among those of its side and peer, from 1
+    messages: Mapping[Side, int]  # number of all
+    anchors: tuple["Anchor", ...]  # last collectives that are done, of each group
+    begins: bool  # whether the oldest call of the process is in the dump
     is_whole: bool = True
 
     @cached_property
     def ops(self) -> tuple[str, ...]:
         """Operation of each name, without library and ranks."""
         return tuple(_op_of(name) for name in self.calls.names)
+
+    def direction(self, name: int) -> int:
+        """Return whether a message of some name goes to a later place, 1, or an earlier, -1."""
+        match = _MESSAGE.search(self.calls.names[name])
+        return (int(match[3]) > int(match[2])) * 2 - 1 if match else 0
 
     def op(self, at: int) -> str:
         """Return the operation of a call."""
@@ -78,20 +112,13 @@ class RankCalls:
             group=key,
             number=int(self.number[at]),
             op=self.op(at),
-            peer=self._peer(at, key),
+            peer=_peer(self.calls.names[self.calls.name[at]], key),
             is_message=bool(self.is_message[at]),
+            ordinal=int(self.ordinal[at]),
             created=int(calls.created[at]),
             arguments=(one, two, three, four),
             elements=(int(calls.elements[0][at]), int(calls.elements[1][at])),
         )
-
-    def _peer(self, at: int, key: DumpedGroup) -> int | None:
-        """Return the rank of a message's other side: names have places in the group."""
-        match = _MESSAGE.search(self.calls.names[self.calls.name[at]])
-        if match is None:
-            return None
-        place = int(match[3])
-        return key.ranks[place] if place < len(key.ranks) else place if not key.ranks else None
 
     @cached_property
     def is_message(self) -> Flags:
@@ -113,6 +140,14 @@ class RankCalls:
                 places.setdefault((self.keys[place], number), at)
         return places
 
+    def has_done(self, side: Side, ordinal: int) -> bool:
+        """Return whether a message is done; those that are left out are."""
+        for at in np.flatnonzero(self.ordinal == ordinal).tolist():
+            call = self.call(at)
+            if (call.op, call.peer) == side:
+                return bool(self.done[at])
+        return ordinal <= self.messages.get(side, 0)
+
     @cached_property
     def open(self) -> Ints:
         """Places of the calls that are not done."""
@@ -133,6 +168,7 @@ class RankCalls:
             number=self.number[rows],
             done=self.done[rows],
             begun=self.begun[rows],
+            ordinal=self.ordinal[rows],
             is_whole=False,
         )
 
@@ -148,11 +184,25 @@ def _are_messages(calls: Calls) -> Flags:
     return is_message
 
 
+def _peer(name: str, key: DumpedGroup) -> int | None:
+    """Return the rank of a message's other side: names have places in the group."""
+    match = _MESSAGE.search(name)
+    if match is None:
+        return None
+    place = int(match[3])
+    return key.ranks[place] if place < len(key.ranks) else place if not key.ranks else None
+
+
 def _op_of(name: str) -> str:
     """Return the operation of a profiling name."""
     op = name.rpartition(":")[2]
     match = _MESSAGE.search(op)
     return match[1] if match else op
+
+
+def is_all_to_all(op: str) -> bool:
+    """Return whether an operation is an all-to-all, whose members have other sizes."""
+    return op.replace("_", "").startswith("alltoall")
 
 
 def library_of(names: Sequence[str]) -> str:
@@ -175,12 +225,20 @@ def of_dump(dump: Dump) -> RankCalls:
     of_group = {
         key: number[is_collective & (calls.group == place)] for place, key in enumerate(keys)
     }
+    sizes = _sizes(calls, keys)
+    ordinal, sides = _ordinals(calls, keys)
+    messages = {side: len(places) for side, places in sides.items()}
     return RankCalls(
         rank=dump.rank,
         path=dump.path,
         written=dump.written,
         keys=keys,
-        world=1 + max((max(group.ranks, default=-1) for group in dump.config), default=-1),
+        world=max(
+            1 + max((max(group.ranks, default=-1) for group in dump.config), default=-1),
+            *(size for key, size in sizes.items() if key.desc == _WORLD),
+            0,
+            0,
+        ),
         library=library,
         calls=calls,
         row=rows,
@@ -188,7 +246,62 @@ def of_dump(dump: Dump) -> RankCalls:
         done=done,
         begun=begun & ~done,
         last={key: int(own.max()) for key, own in of_group.items() if len(own)},
+        sizes=sizes,
+        begins=not len(calls) or int(calls.record[0]) == 0,
+        ordinal=ordinal,
+        messages=messages,
+        anchors=tuple(_anchors(calls, keys, number, is_collective & done, sides))
+        if messages
+        else (),
     )
+
+
+def _sizes(calls: Calls, keys: Sequence[DumpedGroup]) -> dict[DumpedGroup, int]:
+    """Return how many parts an all-gather of a group has: its ranks."""
+    gathers = np.array([_op_of(name).startswith(_GATHERS) for name in calls.names], bool)
+    if not gathers.any():
+        return {}
+    inputs, outputs = calls.elements
+    is_whole = gathers[calls.name] & (inputs > 0)
+    is_whole[is_whole] &= outputs[is_whole] % inputs[is_whole] == 0
+    return {
+        key: int(np.median(outputs[own] // inputs[own]))
+        for place, key in enumerate(keys)
+        if not key.ranks and (own := np.flatnonzero(is_whole & (calls.group == place))).size
+    }
+
+
+def _ordinals(calls: Calls, keys: Sequence[DumpedGroup]) -> tuple[Ints, dict[Side, Ints]]:
+    """Return the number of each message among those of its side and peer, and their places."""
+    ordinal = np.zeros(len(calls), np.int64)
+    sides: dict[Side, list[Ints]] = {}
+    for k, name in enumerate(calls.names):
+        if _MESSAGE.search(name) is None:
+            continue
+        of_name = np.flatnonzero(calls.name == k)
+        for place in np.unique(calls.group[of_name]).tolist():
+            peer = _peer(name, keys[place])
+            if peer is not None:
+                own = of_name[calls.group[of_name] == place]
+                sides.setdefault((_op_of(name), peer), []).append(own)
+    places = {side: np.sort(np.concatenate(own)) for side, own in sides.items()}
+    for own in places.values():
+        ordinal[own] = np.arange(1, len(own) + 1)
+    return ordinal, places
+
+
+def _anchors(
+    calls: Calls,
+    keys: Sequence[DumpedGroup],
+    number: Ints,
+    is_done: Flags,
+    sides: Mapping[Side, Ints],
+) -> Iterator[Anchor]:
+    """Yield the last collectives of each group that are done."""
+    for place, key in enumerate(keys):
+        for at in np.flatnonzero(is_done & (calls.group == place))[-_MOST_ANCHORS:].tolist():
+            before = {side: int(np.searchsorted(own, at)) for side, own in sides.items()}
+            yield Anchor(group=key, number=int(number[at]), before=before)
 
 
 def _doubles(calls: Calls) -> Flags:
@@ -203,15 +316,20 @@ def _doubles(calls: Calls) -> Flags:
 
 def _keys(dump: Dump) -> tuple[DumpedGroup, ...]:
     """Return the group of each of a dump, with the ranks that its own list states."""
-    stated: dict[tuple[str, str], tuple[int, ...]] = {}
-    for group in dump.config:
-        if group.ranks and group.name:
-            stated[group.name, group.desc] = group.ranks
-    by_name = {name: ranks for (name, _), ranks in stated.items()}
-    return tuple(
-        replace(group, ranks=stated.get((group.name, group.desc), by_name.get(group.name, ())))
-        for group in dump.groups
-    )
+    stated = {(group.name, group.desc): group for group in dump.config if group.ranks}
+    by_name = {name: group for (name, _), group in stated.items() if name}
+    return tuple(_stated(group, stated, by_name) for group in dump.groups)
+
+
+def _stated(
+    group: DumpedGroup,
+    stated: Mapping[tuple[str, str], DumpedGroup],
+    by_name: Mapping[str, DumpedGroup],
+) -> DumpedGroup:
+    same = stated.get((group.name, group.desc)) or by_name.get(group.name)
+    if same is None or not group.name:
+        return group
+    return same if same.desc == group.desc else group_of(group.name, group.desc, same.ranks)
 
 
 def _close_batches(calls: Calls, done: Flags, begun: Flags) -> None:
@@ -259,17 +377,99 @@ class DumpedJob:
         """Ranks of which there is no dump."""
         return tuple(rank for rank in range(self.world) if rank not in self.ranks)
 
+    def ordinal(self, call: RankCall) -> int | None:
+        """Return the number of a message since both sides were together last.
+
+        That is the last collective that both have done, or the begin of two whole dumps; None
+        where neither is in the dumps, or the peer has none.
+        """
+        before = self._together(call.rank, call.peer)
+        if before is None or call.peer is None:
+            return None
+        return call.ordinal - before.get((call.op, call.peer), 0)
+
+    def counterpart(self, call: RankCall) -> int | None:
+        """Return the ordinal, in the peer's dump, of the other side of a message."""
+        ordinal = self.ordinal(call)
+        before = None if call.peer is None else self._together(call.peer, call.rank)
+        if ordinal is None or before is None:
+            return None
+        return ordinal + before.get((OTHER_SIDE[call.op], call.rank), 0)
+
+    def _together(self, rank: int, peer: int | None) -> Mapping[Side, int] | None:
+        """Return how many messages a rank had made when it was together with a peer last."""
+        own, other = self.ranks.get(rank), None if peer is None else self.ranks.get(peer)
+        if own is None or other is None:
+            return None
+        among = {(anchor.group, anchor.number) for anchor in other.anchors}
+        common = [one for one in own.anchors if (one.group, one.number) in among]
+        if common:
+            return max(common, key=lambda anchor: sum(anchor.before.values())).before
+        return {} if own.begins and other.begins else None
+
 
 def job_of(ranks: Iterable[RankCalls], world: int = 0) -> DumpedJob:
     """Return the job of the calls of some ranks; `world` is the least size that is known."""
-    by_rank = {calls.rank: calls for calls in ranks}
+    by_rank = {calls.rank: calls for calls in _with_ranks([*ranks])}
     members: dict[DumpedGroup, set[int]] = {}
+    sizes: dict[DumpedGroup, int] = {}
     for rank, calls in by_rank.items():
         for key in calls.keys:
             members.setdefault(key, set(key.ranks)).add(rank)
+            sizes[key] = max(sizes.get(key, 0), calls.sizes.get(key, 0))
     stated = (calls.world for calls in by_rank.values())
+    whole = max(world, 1 + max(by_rank, default=-1), *stated)
+    _add_missing(members, sizes, {*range(whole)} - by_rank.keys())
     return DumpedJob(
         ranks=by_rank,
-        world=max(world, 1 + max(by_rank, default=-1), *stated),
+        world=whole,
         members={key: tuple(sorted(own)) for key, own in members.items()},
     )
+
+
+def _add_missing(
+    members: Mapping[DumpedGroup, set[int]],
+    sizes: Mapping[DumpedGroup, int],
+    missing: Collection[int],
+) -> None:
+    """Add the ranks without a dump to the one group of a description that lacks as many.
+
+    Groups of one description are of one size: the largest's, and at least what an all-gather
+    of a group has.
+    """
+    of_desc: dict[str, list[DumpedGroup]] = {}
+    for key in members:
+        if not key.ranks and key.desc != _WORLD:
+            of_desc.setdefault(key.desc, []).append(key)
+    for keys in of_desc.values():
+        size = max(2, *(max(len(members[key]), sizes[key]) for key in keys))
+        short = [key for key in keys if len(members[key]) < size]
+        if len(short) == 1 and len(members[short[0]]) + len(missing) == size:
+            members[short[0]].update(missing)
+
+
+def _with_ranks(ranks: Sequence[RankCalls]) -> list[RankCalls]:
+    """Return the calls with the ranks of their groups, where another dump alone states them."""
+    stated: dict[tuple[str, str], set[DumpedGroup]] = {}
+    for group in {key for calls in ranks for key in calls.keys if key.ranks}:
+        stated.setdefault((group.name, group.desc), set()).add(group)
+
+    def whole(group: DumpedGroup, rank: int) -> DumpedGroup:
+        others = stated.get((group.name, group.desc), set())
+        own = [] if group.ranks else [other for other in others if rank in other.ranks]
+        return own[0] if len(own) == 1 else group
+
+    return [
+        replace(
+            calls,
+            keys=tuple(whole(key, calls.rank) for key in calls.keys),
+            last={whole(key, calls.rank): number for key, number in calls.last.items()},
+            anchors=tuple(
+                replace(anchor, group=whole(anchor.group, calls.rank))
+                for anchor in calls.anchors
+            ),
+        )
+        if not all(key.ranks for key in calls.keys)
+        else calls
+        for calls in ranks
+    ]

@@ -20,6 +20,7 @@ _KILLED = re.compile(
     r"rank (\d+)\b[^\n]{0,80}?(?:killed by signal (\d+)|exit(?:ed with)?(?: code)? (-?\d+))",
     re.I,
 )
+_ABORTED = re.compile(r"signal 6$|-6$")
 _ABORT = re.compile(r"EnforceNotMet|op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _LIBRARIES = re.compile(
     r"torch/|threading\.py|multiprocessing/|lib/python|site-packages|importlib|concurrent/"
@@ -81,6 +82,10 @@ class FileEvidence:
     aborted: dict[int, tuple[int, int]] = field(default_factory=dict)  # bytes: came, expected
     errors: dict[int, str] = field(default_factory=dict)  # last line of a rank's log
     ranks: frozenset[int] = frozenset()  # that any file names
+
+    def is_aborted(self, rank: int) -> bool:
+        """Return whether a rank aborted itself, by its log or by its signal."""
+        return rank in self.aborted or bool(_ABORTED.search(self.dead.get(rank, "")))
 
 
 def gather(paths: Iterable[Path]) -> FileEvidence:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fastcomm.hang import rhythm
-from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls
+from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls, is_all_to_all
 from fastcomm.hang.evidence import FileEvidence
-from fastcomm.hang.waits import Stop, WaitGraph, stop_of
+from fastcomm.hang.waits import Stop, WaitGraph, retires
 from fastcomm_kernels.arrays import NULL
 
 _YOUNG_NS = 2_500_000_000
@@ -39,12 +39,20 @@ class Judge:
     waits: WaitGraph = field(init=False)
 
     def __post_init__(self) -> None:
-        self.waits = WaitGraph(job=self.job)
+        ranks = self.job.ranks.values()
+        is_over = not any(len(calls.open) for calls in ranks) and all(map(self._is_old, ranks))
+        self.waits = WaitGraph(job=self.job, is_over=is_over)
+
+    def _is_old(self, calls: RankCalls) -> bool:
+        """Return whether the last call of a rank is old, or it has none."""
+        last = len(calls.row) - 1
+        return last < 0 or not self.is_young(calls.rank, calls.call(last))
 
     def verdict(self) -> Verdict:
         """Return the verdict."""
         rules = (
             self._mismatch,
+            self._aborted,
             self._dead,
             self._by_stacks,
             self._not_arrived,
@@ -93,9 +101,11 @@ class Judge:
         return max(0, now - front[0].created)
 
     def moment(self, calls: RankCalls) -> int | None:
-        """Return when a dump was written, in ns of its host; None if nothing tells."""
-        written = calls.written
-        return None if written is None else written * _SECOND
+        """Return when a dump was written, in ns of its host; None if its calls are younger."""
+        created = calls.calls.created
+        latest = int(created.max()) if len(created) else NULL
+        written = (calls.written + 1) * _SECOND  # a part of a second is cut off
+        return written if written > latest else None
 
     # The rules
 
@@ -108,10 +118,11 @@ class Judge:
             kind, odd = _odd(list(calls.values()))
             if kind is None:
                 continue
-            if not odd:
-                odd = self._out_of_rhythm([call.rank for call in calls.values()])
             if odd:
                 return self._answer(kind, odd, stop)
+            places = {rank: call.place for rank, call in calls.items()}
+            odd = rhythm.unusual(self.job, places) or self._out_of_rhythm(calls)
+            return self._answer(kind, odd or calls, stop, confidence="high" if odd else "low")
         return None
 
     def calls_of(self, stop: Stop) -> dict[int, RankCall]:
@@ -124,6 +135,20 @@ class Judge:
             if own is not None and at is not None:
                 calls[rank] = own.call(at)
         return calls
+
+    def _aborted(self) -> Verdict | None:
+        """Ranks that gloo aborted: a message was longer than their call expects."""
+        aborted = [rank for rank in self.job.missing if self.evidence.is_aborted(rank)]
+        if not aborted:
+            return None
+        kinds = {rank: rhythm.differs_at_last(own) for rank, own in self.job.ranks.items()}
+        odd = [rank for rank, kind in kinds.items() if kind is not None]
+        if not odd:
+            return None
+        stop = next(
+            (stop for stop, own in self.waits.holders.items() if {*own} & {*aborted}), None
+        )
+        return self._answer(kinds[odd[0]] or "", odd, stop)
 
     def _dead(self) -> Verdict | None:
         """Ranks without a dump of which something says that they died."""
@@ -140,21 +165,20 @@ class Judge:
         return {
             rank: stack.activity
             for rank, stack in self.evidence.stacks.items()
-            if stack.activity in ("group", "message") and rank not in self.waits.fronts
+            if stack.activity in ("group", "message") and self._stands_long(rank)
         }
+
+    def _stands_long(self, rank: int) -> bool:
+        """Return whether a rank has nothing open, and made its last call long ago."""
+        calls = self.job.ranks.get(rank)
+        return rank not in self.waits.fronts and (calls is None or self._is_old(calls))
 
     def _by_stacks(self) -> Verdict | None:
         """Nobody has a front that matters, and ranks stand where no entry is made."""
         activity = self._stands_in_group_or_message()
         groups = sorted(rank for rank, name in activity.items() if name == "group")
         if groups:
-            others = self._ranks_out_of_rhythm()
-            outside = [
-                rank
-                for rank in self.job.ranks
-                if rank not in groups and rank in self.waits.fronts and rank in others
-            ]
-            return self._answer("group_creation", outside or groups, None)
+            return self._answer("group_creation", self._outside(groups) or groups, None)
         messages = sorted(rank for rank, name in activity.items() if name == "message")
         if not messages:
             return None
@@ -165,6 +189,12 @@ class Judge:
         if len(messages) > 1 and len(set(names.values())) == 1:
             return self._answer("p2p_order", messages, None)
         return self._answer("p2p_unmatched", messages, None)
+
+    def _outside(self, groups: Sequence[int]) -> list[int]:
+        """Return who does not join those that make a group: who stands in nothing, or left."""
+        others = [rank for rank in self.job.ranks if rank not in groups]
+        idle = [rank for rank in others if rank not in self.waits.fronts]
+        return sorted(idle) or rhythm.out_of_rhythm(self.job, others, is_certain=True)
 
     def _not_arrived(self) -> Verdict | None:
         """Ranks that are waited for, have a dump, and stand in nothing."""
@@ -182,6 +212,8 @@ class Judge:
             waiting = self.waits.stops[stop]
             if len(absent) > len(waiting) and len(waiting) == 1:
                 return self._answer("order", waiting, stop, turned=True)
+            if self._failed_out_of_rhythm(ranks[0]):
+                return self._answer("order", ranks, stop)
             everywhere = sorted(
                 {
                     rank
@@ -193,20 +225,26 @@ class Judge:
             return self._answer("not_arrived", everywhere, stop)
         return None
 
+    def _failed_out_of_rhythm(self, rank: int) -> bool:
+        """Return whether a rank stood in an unusual call until it failed beside a dead rank."""
+        calls = self.job.ranks[rank]
+        is_beside_dead = self.evidence.dead or self.job.missing
+        return bool(is_beside_dead and retires(calls) and rhythm.differs_at_last(calls))
+
     def _two_roots(self) -> Verdict | None:
         """More than one member has the root's side of a gather or scatter."""
         for stop in self._old_stops():
             if stop.number is None:
                 continue
             calls = self.calls_of(stop)
-            rooted = [
-                rank
+            rooted = {
+                rank: call.place
                 for rank, call in calls.items()
                 if (call.op == "gather" and call.elements[1] > 0)
                 or (call.op == "scatter" and call.elements[0] > 0)
-            ]
+            }
             if len(rooted) > 1:
-                odd = self._out_of_rhythm(rooted)
+                odd = rhythm.unusual(self.job, rooted) or self._out_of_rhythm(rooted)
                 return self._answer("mismatch_root", odd or rooted, stop)
         return None
 
@@ -288,7 +326,7 @@ class Judge:
             stop
             for stop, ranks in self.waits.stops.items()
             if any(
-                stop_of(call) == stop and not self.is_young(rank, call)
+                self.waits.stop_of(call) == stop and not self.is_young(rank, call)
                 for rank in ranks
                 for call in self.waits.fronts[rank]
             )
@@ -301,11 +339,7 @@ class Judge:
 
     def _out_of_rhythm(self, ranks: Iterable[int]) -> list[int]:
         """Return the ranks that leave their own rhythm last."""
-        places = {rank: rhythm.left_at(self.job.ranks[rank]) for rank in ranks}
-        return sorted(rank for rank, at in places.items() if at is not None)
-
-    def _ranks_out_of_rhythm(self) -> set[int]:
-        return set(self._out_of_rhythm(self.job.ranks))
+        return rhythm.out_of_rhythm(self.job, ranks)
 
     def _answer(
         self,
@@ -351,7 +385,7 @@ def _compared(calls: Sequence[RankCall]) -> Iterator[tuple[str, Mapping[int, obj
     op = calls[0].op if calls else ""
     if op not in ("gather", "scatter"):
         yield "mismatch_dtype", {call.rank: call.arguments[2:] for call in calls}
-    if op not in ("gather", "scatter") and not op.replace("_", "").startswith("alltoall"):
+    if op not in ("gather", "scatter") and not is_all_to_all(op):
         yield "mismatch_size", {call.rank: call.elements for call in calls}
 
 

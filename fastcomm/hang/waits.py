@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fastcomm.formats.flight_recorder import DumpedGroup
-from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls
+from fastcomm.hang.calls import OTHER_SIDE, DumpedJob, RankCall, RankCalls
 
 # Operations that end on no member before all have called; others may end on one side.
 _FOR_ALL = (
@@ -30,6 +30,7 @@ class Stop:
     group: DumpedGroup
     number: int | None  # of the collective
     pair: tuple[int, int] = (-1, -1)  # sender and receiver
+    ordinal: int | None = None  # of the message, since both were together last
 
 
 @dataclass(kw_only=True)
@@ -37,6 +38,7 @@ class WaitGraph:
     """Where the ranks of a job stand, and whom they wait for."""
 
     job: DumpedJob
+    is_over: bool = False  # nothing is open on any rank, and all is old
     fronts: dict[int, tuple[RankCall, ...]] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)  # ranks whose front has failed
 
@@ -51,14 +53,18 @@ class WaitGraph:
                 self.fronts[rank] = front
 
     def _failed(self, calls: RankCalls) -> RankCall | None:
-        """Return the oldest retired call that cannot have ended, as a member never made it."""
-        if not calls.library.startswith(_RETIRES):
+        """Return the oldest retired call that cannot have ended, as a member never made it.
+
+        Once nothing goes on any more, that is so for operations that can end on one side, too.
+        """
+        if not retires(calls):
             return None
         least = {key: self._least(key, calls.rank) for key in calls.last}
         places = (
             at
             for (key, number), at in calls.places.items()
-            if number > least[key] and any(name in calls.op(at) for name in _FOR_ALL)
+            if number > least[key]
+            and (self.is_over or any(name in calls.op(at) for name in _FOR_ALL))
         )
         at = min(places, default=None)
         return None if at is None else calls.call(at)
@@ -77,12 +83,30 @@ class WaitGraph:
 
     @cached_property
     def stops(self) -> dict[Stop, list[int]]:
-        """The ranks that stand in each stop."""
+        """The ranks that stand in each stop; messages of a batch that are done are none."""
         stops: dict[Stop, list[int]] = {}
         for rank, front in self.fronts.items():
             for call in front:
-                stops.setdefault(stop_of(call), []).append(rank)
+                if not (call.is_message and len(front) > 1 and self.is_done(call)):
+                    stops.setdefault(self.stop_of(call), []).append(rank)
         return stops
+
+    def stop_of(self, call: RankCall) -> Stop:
+        """Return the stop of a call that a rank stands in."""
+        if not call.is_message:
+            return Stop(group=call.group, number=call.number)
+        peer = -1 if call.peer is None else call.peer
+        pair = (call.rank, peer) if call.op == "send" else (peer, call.rank)
+        ordinal = self.job.ordinal(call)
+        return Stop(group=call.group, number=None, pair=pair, ordinal=ordinal)
+
+    def is_done(self, call: RankCall) -> bool:
+        """Return whether the other side of a message has it done."""
+        ordinal = self.job.counterpart(call)
+        if ordinal is None or call.peer is None:
+            return False
+        side = (OTHER_SIDE[call.op], call.rank)
+        return self.job.ranks[call.peer].has_done(side, ordinal)
 
     @cached_property
     def holders(self) -> dict[Stop, list[int]]:
@@ -93,11 +117,10 @@ class WaitGraph:
         if stop.number is None:
             yield from self._missing_side(stop)
             return
+        inside = {*self.stops[stop]}
         for member in self.job.members.get(stop.group, ()):
             calls = self.job.ranks.get(member)
-            if calls is None or (
-                member not in self.stops[stop] and not self._has_passed(calls, stop)
-            ):
+            if calls is None or (member not in inside and not self._has_passed(calls, stop)):
                 yield member
 
     def _has_passed(self, calls: RankCalls, stop: Stop) -> bool:
@@ -165,13 +188,9 @@ class WaitGraph:
         return sorted(reached - culprits)
 
 
-def stop_of(call: RankCall) -> Stop:
-    """Return the stop of a call that a rank stands in."""
-    if not call.is_message:
-        return Stop(group=call.group, number=call.number)
-    peer = -1 if call.peer is None else call.peer
-    pair = (call.rank, peer) if call.op == "send" else (peer, call.rank)
-    return Stop(group=call.group, number=None, pair=pair)
+def retires(calls: RankCalls) -> bool:
+    """Return whether a recorder retires what has failed like what is done."""
+    return calls.library.startswith(_RETIRES)
 
 
 def _front(calls: RankCalls) -> Iterator[RankCall]:
