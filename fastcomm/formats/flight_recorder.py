@@ -8,8 +8,9 @@ Times are ns of the host's clock.
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache, partial, reduce
+from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
+from functools import lru_cache, reduce
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ class Calls:
     def take(self, rows: Ints) -> "Calls":
         """Return some of the calls, without those between."""
         columns: dict[str, Any] = {}
-        for column in fields(self):
+        for column in fields_of(self):
             value = getattr(self, column.name)
             if isinstance(value, np.ndarray):
                 columns[column.name] = value[rows]
@@ -349,7 +350,8 @@ def _lists_calls(tree: _Tree, items: Sequence[int]) -> bool:
 def _rows_of_pickle(path: Path, tree: _Tree, chain: int) -> Ints:
     rows = np.full((pickles.length(tree.tree, chain), len(_FIELDS)), NULL)
     place = np.full(tree.nodes, NONE)
-    count = pickles.rows(*(tree.text, tree.tree, chain, _NAMES, _BOUNDS, place, rows))
+    fields = (_NAMES, _BOUNDS, _PLACE["state"])
+    count = pickles.rows(tree.text, tree.tree, chain, fields, place, rows)
     if count < 0:
         raise TraceFileError(f"{path}: call {~count} is no dictionary, or the calls repeat")
     return rows
@@ -358,38 +360,32 @@ def _rows_of_pickle(path: Path, tree: _Tree, chain: int) -> Ints:
 def _calls_of_pickle(tree: _Tree, rows: Ints) -> tuple[Calls, tuple[DumpedGroup, ...]]:
     def content(name: str, read: Callable[[int], Any], absent: Any) -> tuple[list[Any], Ints]:
         """Return the distinct contents of a column of nodes, and the place of each row's."""
-        nodes, place = np.unique(rows[:, _PLACE[name]], return_inverse=True)
-        contents = [absent if at == NULL else read(at) for at in nodes.tolist()]
+        _, first, place = np.unique(hashed(name), return_index=True, return_inverse=True)
+        nodes = rows[first, _PLACE[name]].tolist()
+        contents = [absent if at == NULL else read(at) for at in nodes]
         distinct = {one: k for k, one in enumerate(dict.fromkeys(contents))}
         numbers = np.array([distinct[one] for one in contents], np.int64)
         return [*distinct], numbers[place.reshape(-1)] if len(place) else place
 
     def hashed(name: str) -> Ints:
-        return _by_node(rows[:, _PLACE[name]], partial(pickles.hash_of, tree.text, tree.tree))
+        out = np.empty(len(rows), np.int64)
+        pickles.hashes(tree.text, tree.tree, rows[:, _PLACE[name]].copy(), out)
+        return out
+
+    def elements(name: str) -> Ints:
+        out = np.empty(len(rows), np.int64)
+        pickles.elements(tree.tree, rows[:, _PLACE[name]].copy(), out)
+        return out
 
     names, name = content("profiling_name", lambda at: str(tree.plain(at, 0)), "")
     states, state = content("state", lambda at: str(tree.plain(at, 0)), "")
     pairs, group = content("process_group", lambda at: _pair(tree.plain(at, 1)), None)
-
-    def elements(name: str) -> Ints:
-        return _by_node(
-            rows[:, _PLACE[name]],
-            partial(pickles.elements_of, tree.tree),
-        )
-
     return _calls(
         rows=rows, names=names, name=name, states=states, state=state, pairs=pairs, group=group,
         shapes=(hashed("input_sizes"), hashed("output_sizes")),
         types=(hashed("input_dtypes"), hashed("output_dtypes")),
         elements=(elements("input_sizes"), elements("output_sizes")),
     )  # fmt: skip
-
-
-def _by_node(nodes: Ints, function: Callable[[int], int]) -> Ints:
-    """Return a function of each node, called once for each distinct one; NULL stays."""
-    distinct, place = np.unique(nodes, return_inverse=True)
-    values = [NULL if at == NULL else function(at) for at in distinct.tolist()]
-    return np.array(values, np.int64)[place.reshape(-1)] if len(nodes) else nodes
 
 
 def _calls(
@@ -559,11 +555,17 @@ def _calls_of_json(entries: Sequence[dict[str, Any]]) -> tuple[Calls, tuple[Dump
         distinct = {one: k for k, one in enumerate(dict.fromkeys(contents))}
         return [*distinct], np.array([distinct[one] for one in contents], np.int64)
 
+    def each(function: Callable[[bytes], int], key: str) -> Ints:
+        """Return a function of each list; NULL where there is none."""
+        contents = (one.get(key) for one in entries)
+        values = (function(orjson.dumps(c)) if isinstance(c, list) else NULL for c in contents)
+        return np.fromiter(values, np.int64, len(entries))
+
     def hashes(key: str) -> Ints:
-        return np.array([_hash(orjson.dumps(one.get(key))) for one in entries], np.int64)
+        return each(_hash, key)
 
     def elements(key: str) -> Ints:
-        return np.array([_elements(orjson.dumps(one.get(key))) for one in entries], np.int64)
+        return each(_elements, key)
 
     names, name = content("profiling_name", lambda one: one if isinstance(one, str) else "")
     states, state = content("state", str)
@@ -584,7 +586,7 @@ def _integer(value: Any) -> int:
 def _hash(text: bytes) -> int:
     """Return what `pickles.hash_of` does, for a list as JSON."""
     h = pickles.HASH_BEGIN
-    for one in _list(text):
+    for one in orjson.loads(text):
         if isinstance(one, str):
             h = reduce(pickles.mixed, one.encode(), h)
         elif isinstance(one, list):
@@ -596,10 +598,5 @@ def _hash(text: bytes) -> int:
 @lru_cache(maxsize=4096)
 def _elements(text: bytes) -> int:
     """Return the number of elements of shapes as JSON."""
-    shapes = (one for one in _list(text) if isinstance(one, list))
+    shapes = (one for one in orjson.loads(text) if isinstance(one, list))
     return sum(prod(at for at in one if isinstance(at, int)) for one in shapes) & pickles.LOW
-
-
-def _list(text: bytes) -> list[Any]:
-    value = orjson.loads(text)
-    return value if isinstance(value, list) else []

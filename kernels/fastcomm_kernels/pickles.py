@@ -10,9 +10,10 @@ Every opcode makes at most one node and one link, so that arrays as long as the 
 import numpy as np
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import NONE, Bytes, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Bytes, Ints
 
 PickleTree = tuple[Ints, Ints, Ints]  # nodes, values, links
+PickleFields = tuple[Bytes, Ints, int]  # names, their bounds, number of columns of numbers
 
 NOTHING, TRUE, FALSE, INTEGER, FLOAT, TEXT, LIST, TUPLE, DICT = range(9)
 # Problems: the text ends, an opcode is none of those that are read, the stack does not fit it.
@@ -319,9 +320,11 @@ def _hash_of_text(text: Bytes, value: Ints, item: int, h: int) -> int:
 
 @kernel
 def hash_of(text: Bytes, tree: PickleTree, item: int) -> int:
-    """Return a hash of a list of texts, or of lists of integers, by its content alone."""
+    """Return a hash of a text, of a list of texts, or of lists of integers, by its content."""
     node, value, links = tree
     h = HASH_BEGIN
+    if node[item] == TEXT:
+        return _hash_of_text(text, value, item, h)
     link = value[item, _A] if node[item] in (LIST, TUPLE) else NONE
     while link != NONE:
         inner = links[link, 0]
@@ -335,6 +338,20 @@ def hash_of(text: Bytes, tree: PickleTree, item: int) -> int:
             h = mixed(h, END)
         link = links[link, 1]
     return h
+
+
+@kernel
+def hashes(text: Bytes, tree: PickleTree, items: Ints, out: Ints) -> None:
+    """Write `hash_of` of each node; NULL stays."""
+    for k in range(len(items)):
+        out[k] = NULL if items[k] == NULL else hash_of(text, tree, items[k])
+
+
+@kernel
+def elements(tree: PickleTree, items: Ints, out: Ints) -> None:
+    """Write `elements_of` of each node; NULL stays."""
+    for k in range(len(items)):
+        out[k] = NULL if items[k] == NULL else elements_of(tree, items[k])
 
 
 @kernel
@@ -373,9 +390,8 @@ def _field_of(text: Bytes, value: Ints, key: int, names: Bytes, bounds: Ints) ->
 
 @kernel
 def rows(
-    text: Bytes, tree: PickleTree, chain: int, names: Bytes, bounds: Ints, place: Ints,
-    out: Ints,
-) -> int:  # fmt: skip
+    text: Bytes, tree: PickleTree, chain: int, fields: PickleFields, place: Ints, out: Ints
+) -> int:
     """Write the dictionaries of a list into rows: a column each of the names.
 
     Parameters
@@ -384,13 +400,14 @@ def rows(
         A scanned pickle.
     chain
         The list.
-    names, bounds
-        All names one after the other, and where each begins; the last bound is the end.
+    fields
+        All names one after the other, where each begins (the last bound is the end), and how
+        many of the first columns are numbers; the others are nodes.
     place
         Shape (nodes,), filled with NONE: written, the column of each key.
     out
-        Shape (rows, names), filled with NULL; written: an integer, 0 and 1 for Booleans, NULL
-        for nothing, and for all else the node.
+        Shape (rows, names), filled with NULL; written: an integer, 0 and 1 for Booleans, or the
+        node of a text or container. What is of another kind than its column stays.
 
     Returns
     -------
@@ -400,6 +417,7 @@ def rows(
 
     """
     node, value, links = tree
+    names, bounds, numbers = fields
     row, steps = 0, 0
     link = value[chain, _A]
     while link != NONE:
@@ -420,11 +438,11 @@ def rows(
             if place[key] == len(bounds) - 1:
                 continue
             kind = node[content]
-            if kind == INTEGER:
+            if place[key] < numbers and kind == INTEGER:
                 out[row, place[key]] = value[content, _A]
-            elif kind in (TRUE, FALSE):
+            elif place[key] < numbers and kind in (TRUE, FALSE):
                 out[row, place[key]] = int(kind == TRUE)
-            elif kind != NOTHING:
+            elif place[key] >= numbers and kind in (TEXT, LIST, TUPLE, DICT):
                 out[row, place[key]] = content
         row += 1
         link = links[link, 1]

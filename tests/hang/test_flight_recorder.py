@@ -230,7 +230,7 @@ def test_values_of_other_forms_are_no_arguments(tmp_path):
     }
     got = read(written(tmp_path, pickle.dumps(dump(odd), 2)))
     assert got.calls.elements[0].tolist() == [2]
-    assert got.calls.elements[1].tolist() == [0]
+    assert got.calls.elements[1].tolist() == [NULL]
 
 
 @pytest.mark.parametrize("size", range(2, 12))
@@ -243,3 +243,14 @@ def test_a_number_of_no_bytes_is_zero(tmp_path):
     content = pickle.dumps(dump({**CALL, "timeout_ms": 12345}), 2)
     got = read(written(tmp_path, content.replace(b"M\x39\x30", b"\x8a\x00")))
     assert got.calls.timeout.tolist() == [0]
+
+
+@pytest.mark.parametrize("value", [1 << 40, -5, 3, True, 2.5])
+@pytest.mark.parametrize("key", ["input_sizes", "profiling_name", "process_group", "frames"])
+def test_a_number_in_the_place_of_a_list_or_text_is_none(tmp_path, key, value):
+    got = read(written(tmp_path, pickle.dumps(dump({**CALL, key: value}, CALL), 2)))
+    assert len(got.calls) == 2
+    if key == "input_sizes":
+        assert got.calls.shapes[0][0] == NULL != got.calls.shapes[0][1]
+    if key == "profiling_name":
+        assert got.calls.names[got.calls.name[0]] == ""
