@@ -38,11 +38,13 @@ _BOUNDS = np.cumsum([0, *map(len, _FIELDS)])
 _LISTS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
 _MOST_BYTES = 1 << 31
 _MOST_FRAMES = 40
+_MOST_RANKS = 1 << 20  # greater numbers are dates, times, or damage
+_TRACE = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties)"')
 _LATEST = 1 << 62  # ns
 _GZIP_TIME = slice(4, 8)
 _SUFFIX = re.compile(r"\.(gz|pickle|pkl|json)$")
 _PAIR = ("name", "desc")  # of a process group
-_RANK = re.compile(r"(\d+)$")
+_RANK = re.compile(r"(?<!\d)(\d{1,7})$")
 
 
 class NoDumpError(TraceFileError):
@@ -158,7 +160,7 @@ def rank_of(path: Path) -> int | None:
             break
         name = shorter
     number = _RANK.search(name)
-    return int(number[1]) if number else None
+    return int(number[1]) if number and int(number[1]) < _MOST_RANKS else None
 
 
 def read(path: Path) -> Dump:
@@ -192,9 +194,12 @@ def _content(path: Path) -> tuple[bytes, int, bool]:
         head = file.read(8)
         changed = int(os.fstat(file.fileno()).st_mtime)
     seconds = int.from_bytes(head[_GZIP_TIME], "little") if head[:2] == b"\x1f\x8b" else 0
-    parts, size, is_cut = [], 0, False
+    parts: list[bytes] = []
+    size, is_cut = 0, False
     try:
         for block in blocks(path):
+            if not parts and _TRACE.search(block[:1024]):
+                raise NoDumpError(f"{path}: a trace of a profiler")
             parts.append(bytes(block))
             size += len(block)
             if size > _MOST_BYTES:
@@ -495,14 +500,15 @@ def _ranks(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         return _ranks_of_text(value)
     if isinstance(value, list):
-        return tuple(one for one in value if isinstance(one, int) and one >= 0)
+        return tuple(one for one in value if isinstance(one, int) and 0 <= one < _MOST_RANKS)
     return ()
 
 
 @lru_cache(maxsize=256)
 def _ranks_of_text(text: str) -> tuple[int, ...]:
     """Return the ranks of a text such as "[0, 1]", which the dumps of all ranks repeat."""
-    return tuple(map(int, re.findall(r"\d{1,9}", text)))
+    numbers = map(int, re.findall(r"\d{1,9}", text))
+    return tuple(number for number in numbers if number < _MOST_RANKS)
 
 
 def _status(value: Any) -> dict[int, dict[str, int]]:

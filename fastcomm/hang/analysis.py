@@ -11,9 +11,9 @@ from fastcomm.executors.executor import PRELOAD
 from fastcomm.executors.processes import Processes
 from fastcomm.files import place as place_of
 from fastcomm.formats.detection import no_such_path
-from fastcomm.formats.flight_recorder import NoDumpError, arguments, frames, read
+from fastcomm.formats.flight_recorder import DumpedGroup, NoDumpError, arguments, frames, read
 from fastcomm.hang.calls import DumpedJob, RankCalls, job_of, of_dump
-from fastcomm.hang.evidence import gather
+from fastcomm.hang.evidence import gather, sentences
 from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
 from fastcomm.hang.verdict import Judge, Verdict
 from fastcomm.hang.waits import Stop
@@ -79,10 +79,11 @@ def diagnose_hang(
             f"{names}: no dump of a flight recorder; it is a pickle or JSON file a rank, with "
             "the rank at the end of its name, as TORCH_FR_DUMP_TEMP_FILE says"
         )
-    evidence = gather(files.others[:_MOST_BESIDE])
+    evidence = gather(files.others[:_MOST_BESIDE], files.dumps)
     newest = {rank: _in_order(dumps)[-1] for rank, dumps in files.dumps.items()}
     job = job_of(newest.values(), 1 + max(evidence.ranks, default=-1))
-    judge = Judge(job=job, evidence=evidence)
+    titles = {key: _titled(key, job).title for key in job.members}
+    judge = Judge(job=job, evidence=evidence.of_job(job, titles))
     progress = _progress(files.dumps)
     verdict = Verdict(kind="none", evidence=(progress,)) if progress else judge.verdict()
     return _result(judge, verdict, files)
@@ -123,8 +124,10 @@ def _files_of(paths: Iterable[str | Path]) -> Iterator[Path]:
         path = place_of(name)
         if path.is_dir():
             yield from sorted(one for one in path.rglob("*") if one.is_file())
-        elif path.exists():
+        elif path.is_file():
             yield path
+        elif path.exists():
+            raise TraceFileError(f"{path}: no regular file")  # a pipe would never end
         else:
             raise no_such_path(str(name))
 
@@ -173,7 +176,10 @@ def _result(judge: Judge, verdict: Verdict, files: _Files) -> Hang:
 
 
 def _group(stop: Stop, job: DumpedJob) -> WaitedGroup:
-    key = stop.group
+    return _titled(stop.group, job)
+
+
+def _titled(key: DumpedGroup, job: DumpedJob) -> WaitedGroup:
     return WaitedGroup(
         name=key.name,
         desc=key.desc,
@@ -217,13 +223,15 @@ def _evidence(judge: Judge, verdict: Verdict) -> Iterator[str]:
         if stack := judge.evidence.stacks.get(rank):
             yield f"rank {rank} is in {stack.place}, by its stack"
         if rank in judge.evidence.dead:
-            yield f"launcher: {judge.evidence.dead[rank]}"
+            yield judge.evidence.dead[rank]
         if error := judge.evidence.errors.get(rank):
             yield f"the log of rank {rank} ends with: {error}"
     if verdict.stop is not None and verdict.kind.startswith("mismatch"):
         yield from _arguments(judge, verdict)
     if missing := [rank for rank in judge.job.missing if rank not in verdict.culprits]:
         yield f"no dump of {named_ranks(missing)}"
+    group = () if verdict.stop is None else judge.job.members.get(verdict.stop.group, ())
+    yield from sentences(judge.evidence, judge.job, verdict.culprits, group)
 
 
 def _stand(judge: Judge, rank: int) -> str:

@@ -85,6 +85,11 @@ class Hang(TableResult):
             )
         return f"{_sentence(self)} {_waiting(self)}".strip()
 
+    @property
+    def advice(self) -> str:
+        """What the kind means, and what to do about it."""
+        return _ADVICE[self.kind]
+
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
         return {
@@ -161,6 +166,40 @@ _SENTENCES = {
     "p2p_order": "Messages of {whom} wait for each other: each side sends, or receives, first.",
     "group_creation": "{who} hold{s} up the creation of a process group.",
     "stalled": "All members have begun {where}, and it does not end.",
+}
+
+# What a kind means, and what to do about it. The page of docs has the same.
+_ADVICE = {
+    "none": "Nothing hangs: what is open is young, or the ranks went on between two dumps. If "
+    "the job seems to stand still, dump again after some seconds, into another directory.",
+    "missing_rank": "Others wait for ranks of which there is no dump. Look at the launcher's "
+    "exit codes, the ends of their logs and the kernel's log of their hosts: out of memory, "
+    "a device that fell off, a host that is gone.",
+    "not_arrived": "The rank has a dump and stands in no call: it is in its own code. A stack "
+    "of it tells where: data loading, a checkpoint, a deadlock of threads, or a loop that "
+    "ended early because it had less data.",
+    "not_started": "The rank called it, but its device has not begun it: an earlier kernel or "
+    "copy does not end. Look at the device (Xid errors, its clock) and at the kernels "
+    "before.",
+    "order": "A rank left out a call, made one too many, or swapped two. Look for a branch "
+    "that not all ranks take: a condition on the loss, on data, on the rank.",
+    "mismatch_op": "Members of a group made different calls at one place. Look for a branch "
+    "that not all ranks take.",
+    "mismatch_size": "Members called it with different sizes. Look at what depends on data: "
+    "the last batch, lengths of sequences, routing of experts.",
+    "mismatch_dtype": "Members called it with different types. Look at automatic precision "
+    "and at what was loaded from a checkpoint.",
+    "mismatch_root": "More than one member takes itself for the root. Look at how the root is "
+    "computed: its number in the group is not its rank.",
+    "p2p_unmatched": "A message has no other side. Look at the first and last micro-batches "
+    "of the pipeline schedule, and at stages whose numbers of micro-batches differ.",
+    "p2p_order": "Messages wait for each other in a circle. Send and receive in one batch "
+    "(batch_isend_irecv), or let every other rank receive first.",
+    "group_creation": "Ranks create a process group that others do not join: new_group has to "
+    "be called by all ranks, in one order.",
+    "stalled": "All members have begun the call, and it does not end: network, device or "
+    "library, or a root of a broadcast or reduce that differs. Look at counters of the "
+    "network and at NCCL RAS, and repeat with NCCL_DEBUG=INFO.",
 }
 
 

@@ -25,7 +25,7 @@ _COLUMNS = (
     TableColumn("ranks", lambda link: _ranks(link.ranks)),
     TableColumn("stand in", "call"),
     TableColumn("of", "group"),
-    TableColumn("since", "since_ns", "ns"),
+    TableColumn("since", "since_ns", "ns", "hang.links.since_ns"),
     TableColumn("and wait for", lambda link: _ranks(link.waits_for)),
 )
 
@@ -40,7 +40,12 @@ def show(hang: Hang, console: Console | None = None) -> None:
     table = chain(hang).top(_MOST_ROWS)
     if table.rows:
         console.print(shown(table))
-    for title, lines in (("evidence", hang.evidence), ("next", hang.next)):
+    meaning = (hang.advice,) if hang.hang else ()
+    for title, lines in (
+        ("evidence", hang.evidence),
+        ("next", hang.next),
+        ("meaning", meaning),
+    ):
         for line in lines:
             say(console, f"[bold]{title:<8}[/]  {escape(inert(line))}", hanging=10)
     if hang.missing:

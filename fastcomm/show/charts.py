@@ -1,6 +1,7 @@
 """Charts of pages, as data; `draw` makes them inline SVG when a page is written.
 
-A chart is a `BarChart`, `LaneChart`, `LineChart` or `HeatChart`, given to a `FigureView`:
+A chart is a `BarChart`, `LaneChart`, `LineChart`, `HeatChart` or `GraphChart`, given to a
+`FigureView`:
 
     chart = BarChart(
         rows=("rank 0", "rank 1"),
@@ -171,7 +172,29 @@ class HeatChart:
         return min(values[0], middle - around), max(values[-1], middle + around)
 
 
-Chart = BarChart | LaneChart | LineChart | HeatChart
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphNode:
+    """A box of a graph: its lines of text, and what it is, by its look in the legend."""
+
+    lines: Sequence[str]  # the first is bold
+    name: str  # in the legend
+    look: str
+    tip: str
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphChart:
+    """A directed graph in layers, the first at the top; edges go to another layer.
+
+    An edge is a pair of numbers of nodes, which are counted through all layers.
+    """
+
+    layers: Sequence[Sequence[GraphNode]]
+    edges: Sequence[tuple[int, int]]
+
+
+Chart = BarChart | LaneChart | LineChart | HeatChart | GraphChart
 
 
 def line_look(place: int) -> tuple[str, str, str]:

@@ -15,6 +15,7 @@ from fastcomm.show.charts import (
     BarChart,
     Chart,
     ChartLine,
+    GraphChart,
     HeatChart,
     LaneChart,
     LineChart,
@@ -54,6 +55,7 @@ _TALL = 20  # pixels of a text
 _ACROSS = 72  # characters of all texts below a heat map
 _LEVELS = 250
 _UNKNOWN = 255
+_BOX, _GAP = 44, 40  # height of a node of a graph and of the space below it
 _LONGEST = 26  # characters of a label beside its row; longer ones are above it
 
 
@@ -227,6 +229,8 @@ def draw(chart: Chart, alt: str) -> Markup:
         head, drawn = _lanes(chart)
     elif isinstance(chart, LineChart):
         head, drawn = _lines(chart)
+    elif isinstance(chart, GraphChart):
+        head, drawn = _graph(chart)
     else:
         head, drawn = heat_map(chart)
     place = element("div", drawn, class_="chart", tabindex=0, role="img", aria_label=alt)
@@ -504,3 +508,75 @@ def _line(chart: LineChart, place: int, line: ChartLine) -> Markup:
         ]
     chosen = " on" if place == chart.chosen else ""
     return element("g", *parts, class_=f"series{chosen}", data_line=place)
+
+
+def _graph(chart: GraphChart) -> tuple[Markup, Markup]:
+    """Return a graph: boxes in layers, and curves with arrows between them."""
+    centers: list[tuple[float, int]] = []  # across as a share, and the layer
+    boxes = []
+    for down, layer in enumerate(chart.layers):
+        wide = 100 / len(layer)
+        for at, node in enumerate(layer):
+            centers.append(((at + 0.5) / len(layer), down))
+            top = down * (_BOX + _GAP)
+            boxes.append(
+                element(
+                    "rect", x=f"{wide * at + 1:.2f}%", width=f"{wide - 2:.2f}%", y=top,
+                    height=_BOX, rx=6, fill=color(node.look), class_="mark box",
+                    stroke_dasharray="5 4" if node.is_dashed else None, data_tip=node.tip,
+                )
+            )  # fmt: skip
+            middle = f"{wide * (at + 0.5):.2f}%"
+            for number, line in enumerate(node.lines[:2]):
+                boxes.append(
+                    text(
+                        line, middle, top + 18 + 16 * number, "" if number else "strong",
+                        text_anchor="middle", fill=f"var(--on-{node.look}, var(--ink))",
+                    )
+                )  # fmt: skip
+    height = len(chart.layers) * (_BOX + _GAP) - _GAP
+    curves = [_edge(centers[one], centers[other]) for one, other in chart.edges]
+    heads = [
+        placed(
+            f"{100 * _shifted(centers[one], centers[other])[1]:.2f}%",
+            _top(centers[other][1], from_below=centers[one][1] > centers[other][1]),
+            symbol("up" if centers[one][1] > centers[other][1] else "down", "open"),
+        )
+        for one, other in chart.edges
+    ]
+    nodes = [node for layer in chart.layers for node in layer]
+    drawn = image(
+        stretched(height, *curves), *boxes, *heads, height=height, before=8, right=8, above=10
+    )
+    names = legend([(node.name, swatch(node.look)) for node in nodes])
+    return names, element("div", drawn, class_="graph")
+
+
+def _shifted(one: tuple[float, int], other: tuple[float, int]) -> tuple[float, float]:
+    """Return where an edge begins and ends across: a bit towards the other node."""
+    slope = max(-0.05, min(0.05, 0.2 * (other[0] - one[0])))
+    # Two nodes may wait for each other: both edges are visible beside one another.
+    aside = 0.015 if one[1] > other[1] else 0.0
+    return one[0] + slope + aside, other[0] - slope + aside
+
+
+def _top(layer: int, *, from_below: bool) -> int:
+    """Return where the head of an arrow lies."""
+    return layer * (_BOX + _GAP) + (_BOX + 5 if from_below else -5)
+
+
+def _edge(one: tuple[float, int], other: tuple[float, int]) -> Markup:
+    """Return the curve from a node to one of another layer."""
+    is_up = one[1] > other[1]
+    begin, end = (WIDE * x for x in _shifted(one, other))
+    y = one[1] * (_BOX + _GAP) + (0 if is_up else _BOX)
+    target = _top(other[1], from_below=is_up)
+    bend = _GAP * 0.6 * (-1 if is_up else 1)
+    d = (
+        f"M{begin:.1f} {y}C{begin:.1f} {y + bend:.1f} {end:.1f} {target - bend:.1f} "
+        f"{end:.1f} {target}"
+    )
+    return element(
+        "path", d=d, fill="none", stroke=color("open"), stroke_width=1.5,
+        vector_effect="non-scaling-stroke",
+    )  # fmt: skip

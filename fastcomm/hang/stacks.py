@@ -1,0 +1,99 @@
+"""Stacks of Python in which ranks stand, of faulthandler, py-spy or the debug server."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_THREAD = re.compile(r"(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ?\(")
+_FRAME = re.compile(
+    r'\s+File "(?P<file>[^"\n]{1,400})", line (?P<line>\d{1,9}) in (?P<name>\S+)'
+)
+_SPY_FRAME = re.compile(r"\s+(?P<name>\S+) \((?P<file>[^()\n]{1,400}):(?P<line>\d{1,9})\)")
+_SERVER = re.compile(r"=== Rank (\d{1,7}):")
+_LIBRARIES = re.compile(
+    r"torch/|threading\.py|multiprocessing/|lib/python|site-packages|importlib|concurrent/"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonStack:
+    """The stack of a rank's training thread, the innermost frame first."""
+
+    frames: tuple[tuple[str, str, int], ...]  # name, file, line
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the frames."""
+        return tuple(name for name, _, _ in self.frames)
+
+    @property
+    def place(self) -> str:
+        """The innermost frame of the job's own files, as text."""
+        own = [frame for frame in self.frames if not _LIBRARIES.search(frame[1])]
+        name, file, line = (own or [*self.frames])[0]
+        return f"{name} ({Path(file).name}:{line})"
+
+    @property
+    def activity(self) -> str:
+        """What the rank is in: message, collective, group, loader, or code."""
+        for name, file, _ in self.frames:
+            if name in _GROUPS:
+                return "group"
+            if name in _MESSAGES:
+                return "message"
+            if (name in _COLLECTIVES and "torch" in file) or name == "_engine_run_backward":
+                return "collective"
+            if name in ("__next__", "__getitem__", "_next_data", "_try_get_data"):
+                return "loader"
+        return "code"
+
+
+_GROUPS = frozenset(
+    {"new_group", "_new_group_with_tag", "_new_process_group_helper", "split_group"}
+)
+_MESSAGES = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
+_COLLECTIVES = frozenset(
+    {
+        *("all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "broadcast"),
+        *("all_to_all_single", "reduce_scatter", "reduce_scatter_tensor", "barrier", "reduce"),
+        *("gather", "scatter", "wait", "all_gather_object", "broadcast_object_list"),
+    }
+)
+
+
+def stacks_of(text: str, rank: int | None) -> Iterator[tuple[int, PythonStack]]:
+    """Yield the stacks of a text with their ranks.
+
+    `rank` is that of the file; a file of the debug server has those of all ranks.
+    """
+    parts = _SERVER.split(text)
+    if len(parts) > 1:
+        sections = [(int(at), part) for at, part in zip(parts[1::2], parts[2::2], strict=True)]
+    elif rank is not None and is_stack(text):
+        sections = [(rank, text)]
+    else:
+        return
+    for number, section in sections:
+        frames = _frames(section)
+        if frames:
+            yield number, PythonStack(frames=frames)
+
+
+def is_stack(text: str) -> bool:
+    """Return whether a text has stacks of threads."""
+    return _THREAD.search(text) is not None or "Python v" in text[:400]
+
+
+def _frames(text: str) -> tuple[tuple[str, str, int], ...]:
+    """Return the frames of the thread that reaches furthest into the job's own files."""
+    best: tuple[tuple[str, str, int], ...] = ()
+    for part in re.split(r"\n(?=Current thread|Thread )", text):
+        pattern = _FRAME if 'File "' in part else _SPY_FRAME
+        frames = tuple(
+            (match["name"], match["file"], int(match["line"]))
+            for match in pattern.finditer(part)
+        )
+        if frames and frames[-1][0] == "<module>" and len(frames) > len(best):
+            best = frames
+    return best

@@ -1,0 +1,56 @@
+"""Texts that lie beside dumps, read in bounds: whole, or the last part of a long one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_LARGEST = 4 << 20  # bytes of a file that are read
+_LARGEST_JSON = 64 << 20
+_HEAD = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileText:
+    """The text of a file, and where it begins."""
+
+    path: Path
+    text: str
+    skipped: int = 0  # bytes before it
+
+    def place(self, at: int) -> str:
+        """Return file and line of a character, or its byte where lines are not counted."""
+        if self.skipped:
+            return f"{self.path}, about byte {self.skipped + at}"
+        return self.line(self.text.count("\n", 0, at))
+
+    def line(self, number: int) -> str:
+        """Return file and line, by the number of lines before it."""
+        if self.skipped:
+            return f"{self.path}, near its end"
+        return f"{self.path}:{number + 1}"
+
+
+def read_text(path: Path) -> FileText | None:
+    """Return the text of a file; None for one that is no text, or cannot be read.
+
+    Of a file that is too long for it, only the end is read: there is the reason why a job
+    ended. JSON has to be whole.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+            if b"\0" in head:
+                return None
+            first = head.lstrip()[:1]
+            is_json = first == b"{" or (first == b"[" and path.suffix == ".json")
+            if is_json and b'"nccl_version"' not in head:
+                return None  # a trace or configuration
+            most = _LARGEST_JSON if is_json else _LARGEST
+            size = path.stat().st_size
+            skipped = max(0, size - most)
+            if skipped and is_json:
+                return None
+            file.seek(skipped)
+            text = file.read(most)
+    except OSError:
+        return None
+    return FileText(path=path, text=text.decode("utf-8", "replace"), skipped=skipped)

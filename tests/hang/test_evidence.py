@@ -1,0 +1,212 @@
+"""Test what files beside dumps add: NCCL RAS, watchdogs, launchers."""
+
+import json
+import re
+
+import pytest
+from builders.hang_files import (
+    RAS_TEXT,
+    TP,
+    WATCHDOG,
+    communicator,
+    groups_of,
+    ras_json,
+    write_dumps,
+)
+
+from fastcomm.hang.analysis import diagnose_hang
+
+WORLD = 32
+ALL = [*range(WORLD)]
+
+
+def evidence_of(folder):
+    return "\n".join(diagnose_hang(folder).evidence)
+
+
+def ras_of(world, count, **more):
+    """RAS of a job of `write_dumps`: a communicator a group."""
+    return ras_json(
+        *(
+            communicator(f"0x{at:x}", ranks, count, **more)
+            for at, (_, ranks) in enumerate(groups_of(world).values(), 10)
+        )
+    )
+
+
+@pytest.mark.parametrize("state", ["dead", "unresponsive"])
+def test_a_dead_or_silent_process_makes_a_missing_rank_certain(tmp_path, state):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22, without=[22])
+    assert diagnose_hang(folder).confidence == "low"
+    (folder / "ras.json").write_text(ras_of(WORLD, 4, gone={22: state}))
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (22,), "high")
+    sentence = next(line for line in hang.evidence if "RAS" in line)
+    assert "rank 22" in sentence
+    assert "process 1022 on 10.0.0.2" in sentence
+    line = int(re.search(r"ras\.json:(\d+)", sentence)[1])
+    assert '"rank": 22,' in (folder / "ras.json").read_text().splitlines()[line - 1]
+
+
+def test_json_without_the_comma_that_a_release_leaves_out_is_read(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22, without=[22])
+    text = ras_of(WORLD, 4, gone={22: "dead"})
+    broken = re.sub(r'("nvml_dev": \d+),(\s+"status": \{\s+"unresponsive")', r"\1\2", text)
+    assert broken != text
+    (folder / "ras.json").write_text(broken)
+    assert diagnose_hang(folder).confidence == "high"
+
+
+def test_the_dead_of_the_text_form_are_certain_too(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=21, without=[21])
+    (folder / "ras.txt").write_text(RAS_TEXT)
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (21,), "high")
+    text = "\n".join(hang.evidence)
+    assert "rank 21, process 1021 on 10.0.0.2, is considered dead" in text
+    line = RAS_TEXT.splitlines().index(
+        "  Rank 21 -- GPU 5 managed by process 1021 on node 10.0.0.2"
+    )
+    assert f"ras.txt:{line + 1})" in text
+    assert "rank 6 has launched 41 AllReduce, most ranks 42" in text
+    assert "reports remote process error" in text
+
+
+def test_a_rank_that_ras_calls_dead_and_that_has_a_dump_is_named_with_both(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22)
+    (folder / "ras.json").write_text(ras_of(WORLD, 4, gone={5: "dead"}))
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits) == ("not_arrived", (22,))
+    line = next(line for line in hang.evidence if "there is a dump of rank 5" in line)
+    assert "considered dead" in line
+    assert str(folder / "rank_5.json") in line
+
+
+def test_unequal_counts_confirm_who_is_behind(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22)
+    (folder / "ras.json").write_text(ras_of(WORLD, 4, counts={22: 3}))
+    text = evidence_of(folder)
+    assert "rank 22 has launched 3 AllReduce, most ranks 4" in text
+    assert "as the dumps say" in text
+
+
+def test_counts_of_others_speak_against_the_dumps(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22)
+    (folder / "ras.json").write_text(ras_of(WORLD, 4, counts={3: 1}))
+    assert "rank 3 has launched 1 AllReduce" in evidence_of(folder)
+    assert "by the dumps, others hold the job up" in evidence_of(folder)
+
+
+def test_equal_counts_support_a_stalled_collective(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8)
+    (folder / "ras.json").write_text(ras_of(8, 4))
+    hang = diagnose_hang(folder)
+    assert hang.kind == "stalled"
+    assert any("none of them is behind" in line for line in hang.evidence)
+    (folder / "ras.json").write_text(ras_of(8, 4, errors={3: 6}))
+    text = evidence_of(folder)
+    assert "none of them is behind" not in text
+    assert "rank 3, process 1003 on 10.0.0.0, reports remote process error" in text
+
+
+def test_a_communicator_that_may_be_several_groups_blames_nobody(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22, without=[22])
+    alone = communicator("0xf00", ALL[20:24], 999, gone={22: "dead"})
+    (folder / "ras.json").write_text(ras_json(alone))
+    hang = diagnose_hang(folder)
+    assert hang.confidence == "low"
+    text = "\n".join(hang.evidence)
+    assert "rank 2 inside communicator 0xf00" in text
+    assert f"may be any of {WORLD // TP} groups" in text
+
+
+def test_processes_of_the_whole_job_tell_groups_of_one_size_apart(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22, without=[22])
+    whole = communicator("0xa", ALL, 4)
+    part = communicator("0xf00", ALL[20:24], 999, gone={22: "unresponsive"})
+    (folder / "ras.json").write_text(ras_json(part, whole))
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.confidence) == ((22,), "high")
+
+
+def test_watchdogs_say_who_called_and_completed_what(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5)
+    (folder / "job.log").write_text("a line\n" + WATCHDOG)
+    text = evidence_of(folder)
+    assert "rank 1 last enqueued #4 and completed #3 in group 0 (default_pg)" in text
+    assert "ALLREDUCE #4 ran into its timeout after 600 s" in text
+    assert "rank 2 last enqueued #8 and completed #6 in group number 1 of its process" in text
+    other = next(line for line in text.splitlines() if "rank 5 last enqueued" in line)
+    assert "#3 and completed #3" in other
+    assert "timeout" not in other
+    assert f"({folder / 'job.log'}:3)" in text
+
+
+def test_a_report_of_torchrun_names_the_dead(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, without=[5])
+    report = (
+        "{}:\n  time      : now\n  rank      : {} (local_rank: {})\n  exitcode  : {} (pid: 7)\n"
+    )
+    (folder / "launcher.log").write_text(
+        report.format("[0]", 3, 3, -15) + report.format("[1]", 5, 5, -9)
+    )
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.confidence) == ((5,), "high")
+    text = "\n".join(hang.evidence)
+    assert "launcher: rank 5 was killed by signal 9" in text
+    assert "rank 3 was" not in text
+
+
+def test_a_failure_of_hardware_in_a_log_is_evidence(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8)
+    (folder / "dmesg.txt").write_text("x\nNVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off\n")
+    assert "NVRM: Xid (PCI:0000:18:00): 79" in evidence_of(folder)
+    assert "dmesg.txt:2" in evidence_of(folder)
+
+
+def reported(communicators):
+    return json.dumps({"nccl_version": "2.28", "communicators": communicators})
+
+
+ODD_RANKS = [
+    *({"rank": number} for number in (99, -1, True, None)),
+    {"rank": 1, "status": 3, "collective_counts": [1]},
+]
+DAMAGED = {
+    "no list": reported(7),
+    "no communicators": reported([7, {"size": "x"}, {"size": 10**12}]),
+    "odd ranks": reported([{"size": 8, "ranks": ODD_RANKS, "missing_ranks": {}}]),
+    "cut": reported([{"size": 8}])[:-9],
+    "text": "Job summary\nCommunicators...\n    0  1  1  8  8  8  OK\n#0-0 (ab) INCOMPLETE\n"
+    "  Rank 999999999 --\n  The missing ranks: 77777777, 3\n",
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_reports_of_ras_are_no_evidence_of_a_rank(tmp_path, text):
+    folder = write_dumps(tmp_path / "job", 8, absent=5)
+    (folder / "ras.json").write_text(text)
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits) == ("not_arrived", (5,))
+    assert hang.world_size == 8
+
+
+def test_numbers_of_dates_and_processes_in_names_are_no_ranks(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5)
+    for name in ("train_20261127.log", "worker-31337.log", "rank_123456789012.json"):
+        (folder / name).write_text("text\n")
+    assert diagnose_hang(folder).world_size == 8
+
+
+def test_of_a_long_log_the_end_is_read(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5)
+    (folder / "job.log").write_text("a line of a step\n" * 500_000 + WATCHDOG)
+    text = evidence_of(folder)
+    assert "rank 1 last enqueued #4" in text
+    assert "job.log, about byte" in text
+
+
+def test_a_trace_of_a_profiler_beside_dumps_is_not_read(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5)
+    (folder / "rank7.json").write_text('{"schemaVersion": 1, "traceEvents": [' + "[" * 100)
+    assert diagnose_hang(folder).culprits == (5,)
