@@ -17,7 +17,7 @@ from fastcomm.critical_path.options import PathOptions
 from fastcomm.device_work.options import KernelOptions
 from fastcomm.errors import ConfigError, FastcommError, python_names
 from fastcomm.executors.executor import executor_of
-from fastcomm.files import guarded, note_inputs, refuse_inputs
+from fastcomm.files import guarded, is_local, note_inputs, place, refuse_inputs
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import build, shows, takes
 from fastcomm.options import ReadOptions
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.device_work.result import Kernels
     from fastcomm.executors.executor import Executor
+    from fastcomm.hang.result import Hang
     from fastcomm.info.info import Info
     from fastcomm.metrics.result import Metrics
     from fastcomm.replay.result import Session
@@ -307,6 +308,36 @@ class Run:
             names = ", ".join(ignored)
             raise ConfigError(f"stragglers: {names}: no effect on a table; open it without")
         return analyse_stragglers(self.paths[0], options, executor=self._traces.executor)
+
+    def hang(self) -> "Hang":
+        """Find why the run hangs as `fastcomm hang` does, from dumps beside its traces.
+
+        Directories that were opened are searched to any depth, and those of opened files.
+
+        Returns
+        -------
+        Hang
+            `kind` is "none" where nothing hangs; `culprits` are the ranks that hold the others
+            up, `waiting` those that wait for them. `fastcomm.diagnose_hang` needs no traces.
+
+        Raises
+        ------
+        ConfigError
+            If the run was opened by a URL.
+        FastcommError
+            If no dump of PyTorch's flight recorder lies there, or one is damaged, which `open`
+            may allow.
+
+        """
+        from fastcomm.hang.analysis import diagnose_hang
+
+        opened = [place(path) for path in self.paths]
+        if remote := next((path for path in opened if not is_local(path)), None):
+            raise ConfigError(f"hang: {remote}: dumps are read from local directories only")
+        folders = [path for path in opened if path.is_dir()]
+        if len(folders) < len(opened):
+            folders += [place(source.path).parent for source in self._traces.sources]
+        return diagnose_hang([*dict.fromkeys(folders)], keep_going=self.options.keep_going)
 
     @shows(ReportOptions)
     @python_names()

@@ -9,6 +9,7 @@ from pathlib import Path
 from fastcomm.errors import TraceFileError
 from fastcomm.executors.executor import PRELOAD
 from fastcomm.executors.processes import Processes
+from fastcomm.files import note_inputs
 from fastcomm.files import place as place_of
 from fastcomm.formats.detection import no_such_path
 from fastcomm.formats.flight_recorder import DumpedGroup, NoDumpError, arguments, frames, read
@@ -92,6 +93,7 @@ def diagnose_hang(
 def _read_all(paths: Iterable[str | Path], *, keep_going: bool) -> _Files:
     """Read all files, many of them in several processes."""
     names = [*_files_of(paths)]
+    note_inputs(names)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     workers = min(cores, 1 + len(names) // _FEW)
     batches = [names[at : at + _BATCH] for at in range(0, len(names), _BATCH)]

@@ -217,8 +217,8 @@ def _node(node: _Node, hang: Hang, links: Sequence[WaitingLink], longest: int) -
     ranks, is_culprit = named_ranks(node), node[0] in hang.culprits
     is_missing = node[0] in hang.missing
     role = "culprit" if is_culprit else "waits" if len(node) == 1 else "wait"
-    what = f"{role}{'s' if is_culprit and len(node) > 1 else ''}"
-    line = f"{what}, no dump" if is_missing else what
+    line = f"{role}{'s' if is_culprit and len(node) > 1 else ''}"
+    line = f"{line}, no dump" if is_missing else line
     return GraphNode(
         lines=(shortened(ranks, longest), line),
         name="culprits" if is_culprit else "ranks",

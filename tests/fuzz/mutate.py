@@ -59,13 +59,13 @@ def mutated(path: Path, rng: Random) -> None:
 def _one(path: Path, rng: Random) -> None:
     structured = _structured(path)
     if structured is None or rng.random() < 0.4:
-        path.write_bytes(_bytes(path.read_bytes(), rng))
+        path.write_bytes(changed_bytes(path.read_bytes(), rng))
         return
     # What an earlier damage has made unreadable is damaged as bytes.
     try:
         structured(path, rng)
     except Exception:
-        path.write_bytes(_bytes(path.read_bytes(), rng))
+        path.write_bytes(changed_bytes(path.read_bytes(), rng))
 
 
 def _structured(path: Path) -> Callable[[Path, Random], None] | None:
@@ -86,7 +86,7 @@ def _structured(path: Path) -> Callable[[Path, Random], None] | None:
     return kinds.get(path.suffix)
 
 
-def _bytes(data: bytes, rng: Random) -> bytes:  # noqa: PLR0911
+def changed_bytes(data: bytes, rng: Random) -> bytes:  # noqa: PLR0911
     """One piece of damage anywhere."""
     at = rng.randrange(len(data) + 1)
     size = rng.choice([1, 1, 2, 4, 16, 300])
@@ -131,7 +131,7 @@ def unpacked(path: Path, rng: Random) -> None:
     """Damage the bytes in a gzip file, and sometimes the file."""
     text = gzip.decompress(path.read_bytes())
     for _ in range(rng.choice([1, 1, 2, 5])):
-        text = _bytes(text, rng)
+        text = changed_bytes(text, rng)
     path.write_bytes(gzip.compress(text, 1))
     if rng.random() < 0.1:
         mutated(path, rng)
@@ -195,7 +195,7 @@ def _gzip(path: Path, rng: Random) -> None:
     text = gzip.decompress(path.read_bytes())
     with suppress(ValueError, IndexError):
         text = _json_bytes(text, rng)
-    path.write_bytes(gzip.compress(_bytes(text, rng) if rng.random() < 0.3 else text, 1))
+    path.write_bytes(gzip.compress(changed_bytes(text, rng) if rng.random() < 0.3 else text, 1))
 
 
 def _scalars(path: Path, rng: Random) -> None:
@@ -280,7 +280,7 @@ def _parquet(path: Path, rng: Random) -> None:
     table = _sound(pq.read_table(path))
     if rng.random() < 0.3:
         said = {
-            key: _json_bytes(value, rng) if value[:1] == b"{" else _bytes(value, rng)
+            key: _json_bytes(value, rng) if value[:1] == b"{" else changed_bytes(value, rng)
             for key, value in (table.schema.metadata or {b"fastcomm": b"{}"}).items()
         }
         table = table.replace_schema_metadata(said)
@@ -309,7 +309,7 @@ def _zip(path: Path, rng: Random) -> None:
         pq.write_table(_table(_sound(pq.read_table(io.BytesIO(members[name]))), rng), buffer)
         members[name] = buffer.getvalue()
     else:
-        members[name] = _bytes(members[name], rng)
+        members[name] = changed_bytes(members[name], rng)
     with zipfile.ZipFile(path, "w", method) as archive:
         for each, content in members.items():
             archive.writestr(zipfile.ZipInfo(each), content, method)

@@ -45,11 +45,13 @@ from fastcomm.stragglers.result import stragglers
 from fastcomm.synthetic.job import Job, TableJob, write_table
 from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.traces import write
+from fuzz import dumps, own
 from fuzz import options as options_
-from fuzz import own
 from fuzz.mutate import documents, mutated, unpacked
 
 _DATA = path_of("replay")
+_HANGS = path_of("hangs")
+_RECORDED = ("dead_ddp_0", "debug_server_stuck_0", "running_fsdp_0", "torchcomms_not_arrived")
 SHAPE = {"num_nodes": 1, "gpus_per_node": 8, "experts_per_gpu": 1}
 _JOB = Job.of(ranks=2, steps=1, layers=1)
 
@@ -432,6 +434,17 @@ _SEEDS = (
     ),
     Seed(name="two_writers", make=own.two_runs, read=own.two_writers),
     Seed(name="cache", make=own.run_kernel, read=own.run_kernel),
+    Seed(name="rank_0.json", make=dumps.as_json, read=dumps.one_dump),
+    Seed(name="rank_0.pickle", make=dumps.pickled, read=dumps.one_dump, change=dumps.harmed),
+    Seed(name="rank_0.pickle.gz", make=dumps.pickled, read=dumps.one_dump, change=unpacked),
+    Seed(name="hung_job", make=dumps.job, read=dumps.hang, change=dumps.harmed),
+    *(
+        Seed(
+            name=case, make=dumps.recorded(_HANGS / case), read=dumps.hang, change=dumps.harmed
+        )
+        for case in _RECORDED
+        if _HANGS.is_dir()
+    ),
     Seed(name="printed.txt", make=_text("a line of output\n" * 1000), read=own.print_text),
 )
 # Two are cut out of published data, which are not everywhere.
