@@ -78,7 +78,7 @@ docs: .venv/.dev ## Build the documentation into docs/_build; a warning is an er
 
 pages: .venv/.dev ## Write docs/cli.md and the outputs and tables that pages show anew
 	$(BIN)/python docs/what_if_accuracy.py
-	$(BIN)/python docs/pages.py
+	PYTHONPATH=tests $(BIN)/python docs/pages.py
 
 bench: .venv/.dev ## Measure kernels and whole commands against yardsticks
 	$(BENCH)

@@ -1,13 +1,15 @@
 """Generate the pages of commands and options, and update the outputs shown on all pages.
 
 Three kinds of code blocks have outputs. All blocks of a page run in one temporary directory,
-in which `demo/` contains the traces of `fastcomm demo demo`, in this order:
+in which `demo/` contains the traces of `fastcomm demo demo`, and `dumps/` those of a job that
+hangs, in this order:
 
 - `console`: lines that begin with "$ " are commands, the other lines are their output.
 - `sql`: a query for DuckDB; the following `text` block is its result.
 - `pycon`: a Python session; all blocks of a page share their variables.
 
-Run this file to update all pages, or with paths of pages to update only these.
+Run this file to update all pages, or with paths of pages to update only these. It imports a
+builder of `tests`, which has to be on the path.
 """
 
 import doctest
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from builders.hang_files import write_example
 from click.testing import CliRunner
 
 from fastcomm.cli.commands import HELP_ALL, group_title, meaning
@@ -157,8 +160,9 @@ def has_sessions(text: str) -> bool:
 
 @contextmanager
 def demo_folder() -> Iterator[Path]:
-    """Create a temporary directory with the traces of the demo, to run sessions in."""
+    """Create a temporary directory with the demo and a hung job, to run sessions in."""
     with tempfile.TemporaryDirectory() as folder:
+        write_example(Path(folder) / "dumps")
         _output("fastcomm demo demo", Path(folder))
         yield Path(folder)
 

@@ -21,6 +21,7 @@ import orjson
 
 from fastcomm.errors import TraceFileError
 from fastcomm.formats.stream import CutShortError, blocks
+from fastcomm.trace.run import MOST_RANKS
 from fastcomm_kernels import pickles
 from fastcomm_kernels.arrays import NONE, NULL, Ints
 
@@ -38,7 +39,6 @@ _BOUNDS = np.cumsum([0, *map(len, _FIELDS)])
 _LISTS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
 _MOST_BYTES = 1 << 31
 _MOST_FRAMES = 40
-_MOST_RANKS = 1 << 20  # greater numbers are dates, times, or damage
 _TRACE = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties)"')
 _LATEST = 1 << 62  # ns
 _GZIP_TIME = slice(4, 8)
@@ -153,14 +153,17 @@ def frames(path: Path, row: int) -> list[str]:
 
 
 def rank_of(path: Path) -> int | None:
-    """Return the rank in the name of a dump: its last number; None without any."""
+    """Return the rank in the name of a dump: its last number, or None.
+
+    Numbers that no job has are dates or times.
+    """
     name = path.name
     while shorter := _SUFFIX.sub("", name):
         if shorter == name:
             break
         name = shorter
     number = _RANK.search(name)
-    return int(number[1]) if number and int(number[1]) < _MOST_RANKS else None
+    return int(number[1]) if number and int(number[1]) < MOST_RANKS else None
 
 
 def read(path: Path) -> Dump:
@@ -331,7 +334,8 @@ def _details_of(path: Path, _changed: int, _size: int) -> Callable[[int, str], A
     text, _, _ = _content(path)
     if text[:1] != b"\x80":
         top = orjson.loads(text)
-        entries = top if isinstance(top, list) else top["entries"]
+        every = top if isinstance(top, list) else top.get("entries", [])
+        entries = [one for one in every if isinstance(one, dict)]
         return lambda row, name: entries[row].get(name)
     tree = _Tree(path, text)
     _, rows = _top_and_rows(path, tree)
@@ -500,7 +504,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         return _ranks_of_text(value)
     if isinstance(value, list):
-        return tuple(one for one in value if isinstance(one, int) and 0 <= one < _MOST_RANKS)
+        return tuple(one for one in value if isinstance(one, int) and 0 <= one < MOST_RANKS)
     return ()
 
 
@@ -508,7 +512,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
 def _ranks_of_text(text: str) -> tuple[int, ...]:
     """Return the ranks of a text such as "[0, 1]", which the dumps of all ranks repeat."""
     numbers = map(int, re.findall(r"\d{1,9}", text))
-    return tuple(number for number in numbers if number < _MOST_RANKS)
+    return tuple(number for number in numbers if number < MOST_RANKS)
 
 
 def _status(value: Any) -> dict[int, dict[str, int]]:

@@ -12,9 +12,10 @@ from typing import Any, TypeGuard
 
 import orjson
 
+from fastcomm.formats.flight_recorder import DumpedGroup
 from fastcomm.hang.calls import DumpedJob
 from fastcomm.hang.texts import FileText
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run import MOST_RANKS, named_ranks
 
 Process = tuple[str, int, int]  # host, number of the process, device
 
@@ -31,8 +32,8 @@ _FINE = (0, 7)
 _DEAD, _SILENT = "considered dead", "unresponsive"
 _ABSENT = "no member any more"
 _MOST_COMMUNICATORS = 4096
-_MOST_RANKS = 1 << 20
 _MOST_CANDIDATES = 64
+_MOST_PASSES = 8
 _MOST_LINES = 8
 _MOST_NAMED = 4  # ranks of a communicator that get a sentence each
 
@@ -110,19 +111,21 @@ def read(file: FileText) -> RasReport:
         top = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         return RasReport(problem=f"{file.path}: damaged JSON of NCCL RAS: {error}")
-    communicators = top.get("communicators") if isinstance(top, dict) else None
-    rows = communicators if isinstance(communicators, list) else []
-    parts = (_communicator(one, file) for one in rows[:_MOST_COMMUNICATORS])
-    return RasReport(communicators=tuple(part for part in parts if part is not None))
+    listed = top.get("communicators") if isinstance(top, dict) else None
+    communicators, at = [], 0
+    for row in listed[:_MOST_COMMUNICATORS] if isinstance(listed, list) else ():
+        name = str(row.get("hash", "")) if isinstance(row, dict) else ""
+        at = max(at, file.text.find(f'"{name}"', at))
+        if (own := _communicator(row, name, file, at)) is not None:
+            communicators.append(own)
+    return RasReport(communicators=tuple(communicators))
 
 
-def _communicator(row: Any, file: FileText) -> RasCommunicator | None:
-    """Return a communicator of the JSON; None for another form."""
+def _communicator(row: Any, name: str, file: FileText, at: int) -> RasCommunicator | None:
+    """Return a communicator of the JSON, which begins at `at`; None for another form."""
     size = row.get("size") if isinstance(row, dict) else None
-    if not isinstance(size, int) or not 0 < size <= _MOST_RANKS:
+    if not isinstance(size, int) or not 0 < size <= MOST_RANKS:
         return None
-    name = str(row.get("hash", ""))
-    at = max(0, file.text.find(f'"{name}"'))
     present = (_rank(one, file.place(at)) for one in _rows(row, "ranks"))
     absent = (_absent(one, file, at) for one in _rows(row, "missing_ranks"))
     ranks = tuple(one for one in (*present, *absent) if one is not None and one.number < size)
@@ -257,13 +260,15 @@ def _of_text(file: FileText) -> RasReport:
         RasCommunicator(
             name=one.name,
             size=size,
-            ranks=tuple(_settled(rank, gone) for rank in one.ranks.values()),
+            ranks=tuple(
+                _settled(rank, gone) for rank in one.ranks.values() if rank.number < size
+            ),
             usual={key: value for key, (_, value) in one.most.items()},
             place=one.place,
             is_complete=False,
         )
         for one in sections.values()
-        if 0 < (size := sizes.get(one.group, 0)) <= _MOST_RANKS
+        if 0 < (size := sizes.get(one.group, 0)) <= MOST_RANKS
     )
     return RasReport(communicators=tuple(communicators), gone=tuple(gone))
 
@@ -323,71 +328,99 @@ def _settled(rank: RasRank, gone: Iterable[tuple[str, str]]) -> RasRank:
 
 
 def place(
-    communicators: Iterable[RasCommunicator], job: DumpedJob, titles: Mapping[Any, str]
+    communicators: Iterable[RasCommunicator], job: DumpedJob, titles: Mapping[DumpedGroup, str]
 ) -> tuple[RasCommunicator, ...]:
     """Return communicators with their members, where only one group can be meant.
 
     Groups of the job are candidates by their size. Processes of communicators whose ranks are
-    certain, and the numbers of calls in the dumps, leave some of them out.
+    certain leave some of them out; where these do not tell, the numbers of calls in the dumps.
     """
-    groups: dict[tuple[int, ...], str] = {}
-    for key, members in job.members.items():
-        groups.setdefault(key.ranks or members, titles.get(key, key.desc or key.name))
-    if job.world <= _MOST_RANKS:
-        groups.setdefault(tuple(range(job.world)), "all ranks of the job")
-    by_size: dict[int, list[tuple[int, ...]]] = {}
-    for ranks in groups:
-        by_size.setdefault(len(ranks), []).append(ranks)
-    ranks_of: dict[Process, int] = {}
-    placed: dict[int, RasCommunicator] = {}
-    pending = [*communicators]
-    for _ in range(len(pending) + 1):
-        count = len(placed)
-        for at, own in enumerate(pending):
-            if at in placed:
-                continue
-            choices = [
-                ranks for ranks in by_size.get(own.size, ()) if _fits(own, ranks, ranks_of)
-            ]
-            if len(choices) > 1 and len(placed) == count and len(choices) <= _MOST_CANDIDATES:
-                choices = [one for one in choices if _counts_fit(own, one, job)] or choices
-            if len(choices) == 1:
-                placed[at] = replace(own, members=choices[0], title=groups[choices[0]])
-                ranks_of.update(_processes(placed[at]))
-            else:
-                pending[at] = replace(own, choices=len(choices))
-        if len(placed) == count:
+    places = _Places(job=job, titles=titles)
+    placed = [*communicators]
+    by_counts = False
+    for _ in range(_MOST_PASSES):
+        count = len(places.ranks_of)
+        placed = [places.placed(own, by_counts=by_counts) for own in placed]
+        if len(places.ranks_of) > count:
+            by_counts = False
+        elif by_counts:
             break
-    return tuple(placed.get(at, own) for at, own in enumerate(pending))
+        else:
+            by_counts = True
+    return tuple(placed)
+
+
+@dataclass(kw_only=True)
+class _Places:
+    """The groups of a job as candidates, and the ranks of processes that are certain."""
+
+    job: DumpedJob
+    titles: Mapping[DumpedGroup, str]
+    ranks_of: dict[Process, int] = field(default_factory=dict)
+    groups: dict[tuple[int, ...], list[DumpedGroup]] = field(default_factory=dict)
+    by_size: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    by_rank: dict[tuple[int, int, int], list[tuple[int, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Sort the groups by their size, and by the ranks at each place of them."""
+        for key, members in self.job.members.items():
+            self.groups.setdefault(key.ranks or members, []).append(key)
+        self.groups.setdefault(tuple(range(self.job.world)), [])
+        for ranks in self.groups:
+            self.by_size.setdefault(len(ranks), []).append(ranks)
+            for at, rank in enumerate(ranks):
+                self.by_rank.setdefault((len(ranks), at, rank), []).append(ranks)
+
+    def placed(self, own: RasCommunicator, *, by_counts: bool) -> RasCommunicator:
+        """Return a communicator with its members if one group is left, else their number."""
+        if own.members:
+            return own
+        choices = self._choices(own)
+        if by_counts and 1 < len(choices) <= _MOST_CANDIDATES:
+            choices = [ranks for ranks in choices if self._counts_fit(own, ranks)] or choices
+        if len(choices) != 1:
+            return replace(own, choices=len(choices))
+        (ranks,) = choices
+        keys = self.groups[ranks]
+        title = self.titles.get(keys[0], "") if keys else "all ranks of the job"
+        placed = replace(own, members=ranks, title=title)
+        self.ranks_of.update(_processes(placed))
+        return placed
+
+    def _choices(self, own: RasCommunicator) -> Sequence[tuple[int, ...]]:
+        """Return the groups of its size that no process contradicts."""
+        for rank in own.ranks:
+            if rank.process is not None and rank.process in self.ranks_of:
+                at = own.size, rank.number, self.ranks_of[rank.process]
+                return [ranks for ranks in self.by_rank.get(at, ()) if self._fits(own, ranks)]
+        choices = self.by_size.get(own.size, [])
+        many = len(choices) > _MOST_CANDIDATES
+        return choices if many else [ranks for ranks in choices if self._fits(own, ranks)]
+
+    def _fits(self, own: RasCommunicator, ranks: Sequence[int]) -> bool:
+        """Return whether no process contradicts that a communicator is a group."""
+        return all(
+            rank.process is None
+            or self.ranks_of.get(rank.process, ranks[rank.number]) == ranks[rank.number]
+            for rank in own.ranks
+        )
+
+    def _counts_fit(self, own: RasCommunicator, ranks: tuple[int, ...]) -> bool:
+        """Return whether the ranks have launched as much as their dumps have in the group."""
+        for rank in own.ranks:
+            calls = self.job.ranks.get(ranks[rank.number])
+            if calls is None or not rank.counts:
+                continue
+            total = sum(rank.counts.values())
+            if all(calls.last.get(key) != total for key in self.groups[ranks]):
+                return False
+        return True
 
 
 def _processes(own: RasCommunicator) -> Iterator[tuple[Process, int]]:
     for rank in own.ranks:
         if rank.process is not None:
             yield rank.process, own.members[rank.number]
-
-
-def _fits(own: RasCommunicator, ranks: Sequence[int], ranks_of: Mapping[Process, int]) -> bool:
-    """Return whether no process contradicts that a communicator is a group."""
-    return all(
-        rank.number < len(ranks)
-        and (rank.process is None or ranks_of.get(rank.process, at) == at)
-        for rank in own.ranks
-        if (at := ranks[min(rank.number, len(ranks) - 1)]) >= 0
-    )
-
-
-def _counts_fit(own: RasCommunicator, ranks: Sequence[int], job: DumpedJob) -> bool:
-    """Return whether the ranks have launched as much as their dumps have in the group."""
-    keys = [key for key, members in job.members.items() if (key.ranks or members) == ranks]
-    for rank in own.ranks:
-        calls = job.ranks.get(ranks[rank.number])
-        if calls is None or not rank.counts:
-            continue
-        total = sum(rank.counts.values())
-        if all(calls.last.get(key) != total for key in keys):
-            return False
-    return True
 
 
 def gone(communicators: Iterable[RasCommunicator]) -> dict[int, str]:

@@ -1,6 +1,9 @@
 """Texts that lie beside dumps, read in bounds: whole, or the last part of a long one."""
 
+import re
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 _LARGEST = 4 << 20  # bytes of a file that are read
@@ -8,7 +11,7 @@ _LARGEST_JSON = 64 << 20
 _HEAD = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FileText:
     """The text of a file, and where it begins."""
 
@@ -20,7 +23,12 @@ class FileText:
         """Return file and line of a character, or its byte where lines are not counted."""
         if self.skipped:
             return f"{self.path}, about byte {self.skipped + at}"
-        return self.line(self.text.count("\n", 0, at))
+        return self.line(bisect_left(self._breaks, at))
+
+    @cached_property
+    def _breaks(self) -> list[int]:
+        """Places of the ends of lines."""
+        return [match.start() for match in re.finditer("\n", self.text)]
 
     def line(self, number: int) -> str:
         """Return file and line, by the number of lines before it."""

@@ -1,9 +1,17 @@
 """Made-up dumps of a job in groups of four, and what RAS and watchdogs write beside them."""
 
+import gzip
 import json
 
 OPS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
 TP = 4
+_START = 1_700_000_000  # s
+STACK = """\
+Thread 0x00007f (most recent call first):
+  File "train.py", line 210 in __getitem__
+  File "lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 673 in _next_data
+  File "train.py", line 48 in <module>
+"""
 
 
 def groups_of(world):
@@ -15,7 +23,7 @@ def groups_of(world):
     return {"0": ("default_pg", list(range(world))), **of_four}
 
 
-def _call(record, rank, name, desc, number, done, start=1_700_000_000):
+def _call(record, rank, name, desc, number, done):
     return {
         "record_id": record,
         "pg_id": int(name != "0"),
@@ -24,7 +32,7 @@ def _call(record, rank, name, desc, number, done, start=1_700_000_000):
         "p2p_seq_id": 0,
         "op_id": number,
         "profiling_name": "nccl:all_reduce",
-        "time_created_ns": (start + record) * 1_000_000_000 + rank,
+        "time_created_ns": (_START + record) * 1_000_000_000 + rank,
         "input_sizes": [[64]],
         "output_sizes": [[64]],
         "input_dtypes": ["Float"],
@@ -60,13 +68,27 @@ def dump_of(rank, world, steps, absent=None):
     return {"version": "2.10", "pg_config": config, "entries": calls}
 
 
-def write_dumps(folder, world, *, absent=None, without=(), steps=3):
-    """Write the dumps of a job but for those of some ranks."""
+def write_dumps(folder, world, *, absent=None, without=(), steps=3, age=None):
+    """Write the dumps of a job but for those of some ranks.
+
+    With `age`, they are packed, and were written so many seconds after the last call.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(world):
         if rank not in without:
             text = json.dumps(dump_of(rank, world, steps, absent))
-            (folder / f"rank_{rank}.json").write_text(text)
+            if age is None:
+                (folder / f"rank_{rank}.json").write_text(text)
+            else:
+                packed = gzip.compress(text.encode(), mtime=_START + 2 * steps + age)
+                (folder / f"rank_{rank}.json.gz").write_bytes(packed)
+    return folder
+
+
+def write_example(folder):
+    """Write the job that docs show: rank 5 of 8 loads data, and has a stack."""
+    write_dumps(folder, 8, absent=5, steps=20, age=42)
+    (folder / "stack_5.txt").write_text(STACK)
     return folder
 
 

@@ -12,6 +12,7 @@ from random import Random
 
 from builders.hang_files import (
     RAS_TEXT,
+    STACK,
     WATCHDOG,
     communicator,
     dump_of,
@@ -30,11 +31,6 @@ from fuzz.mutate import changed_bytes, mutated
 
 WORLD = 8
 _MARKER = "executed"
-_STACK = """Thread 0x00007f (most recent call first):
-  File "lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
-  File "train.py", line 210 in __getitem__
-  File "train.py", line 9 in <module>
-"""
 _SERVER = "PARTIAL DATA: 7/8 workers responded\n=== Rank {}: http://node0:1/handler ===\n"
 
 
@@ -58,8 +54,8 @@ def job(path: Path) -> None:
     write_dumps(path, WORLD, absent=5, without=[5])
     pickled(path / "rank_0.pickle")
     (path / "rank_5.log").write_text(WATCHDOG + "RuntimeError: Connection closed by peer\n")
-    (path / "stack_3.txt").write_text(_STACK)
-    (path / "stacks_1.txt").write_text(_SERVER.format(2) + _STACK + _SERVER.format(3) + _STACK)
+    (path / "stack_3.txt").write_text(STACK)
+    (path / "stacks_1.txt").write_text(_SERVER.format(2) + STACK + _SERVER.format(3) + STACK)
     (path / "launcher.log").write_text(
         "launch.py: rank 5 (local_rank 5) was killed by signal 9"
     )

@@ -239,6 +239,13 @@ def test_a_dump_that_is_cut_before_its_calls_is_no_dump(tmp_path, size):
         read(written(tmp_path, b"\x80\x02(K\x01(K\x02(K\x03"[:size]))
 
 
+def test_entries_that_are_no_calls_do_not_shift_the_arguments_of_others(tmp_path):
+    other = {**CALL, "input_sizes": [[7]]}
+    path = written(tmp_path, json.dumps(dump(5, CALL, None, other)).encode(), "rank_1.json")
+    assert len(read(path).calls) == 2
+    assert [arguments(path, row)[0] for row in range(2)] == [CALL["input_sizes"], [[7]]]
+
+
 def test_a_number_of_no_bytes_is_zero(tmp_path):
     content = pickle.dumps(dump({**CALL, "timeout_ms": 12345}), 2)
     got = read(written(tmp_path, content.replace(b"M\x39\x30", b"\x8a\x00")))
