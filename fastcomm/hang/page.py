@@ -27,7 +27,6 @@ def page(hang: Hang, source: str) -> Page:
         source=source,
         headline=(hang.headline,),
         facts=(
-            pages.fact("hang.kind", hang.kind, str, label="kind"),
             pages.fact("hang.confidence", hang.confidence, str, label="confidence"),
             pages.fact("hang.culprits", len(hang.culprits), pages.whole, label="culprits"),
             pages.fact("hang.waiting", len(hang.waiting), pages.whole, label="ranks wait"),
@@ -98,7 +97,10 @@ def _next(hang: Hang) -> Section:
     """Return the section on the meaning of the kind, and on what would decide."""
     rows = [(line,) for line in hang.next]
     blocks = (table("next-table", "Next steps", ["what to look at"], rows),) if rows else ()
-    return Section(name="next", title="What to do next?", lead=(hang.advice,), blocks=blocks)
+    kind = pages.fact("hang.kind", hang.kind, str)
+    return Section(
+        name="next", title="What to do next?", lead=(kind, ": ", hang.advice), blocks=blocks
+    )
 
 
 # The graph
