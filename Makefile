@@ -25,6 +25,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
 FUZZ_SECONDS ?= 60
+HANG_SEEDS ?= 2
 # Tests that together use every dependency, and what they need besides.
 LEAST := $(addprefix tests/,metrics/test_metrics.py formats/kineto/test_kineto.py formats/nsys/test_parts.py \
 	formats/store/test_store.py formats/test_remote.py report/test_page.py critical_path/test_cli.py \
@@ -39,7 +40,7 @@ ifndef ABREAST
 endif
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint kernels modules unit coverage docs pages bench bench-check bench-compare bench-scale soak soak-tests soak-bars fuzz clean \
-	walk jobs dist least release-check
+	walk jobs hangs dist least release-check
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +110,12 @@ fuzz: .venv/.dev ## Change files of every format at random, FUZZ_SECONDS long: r
 jobs: .venv/.dev .venv-jobs/.torch ## Record real PyTorch jobs with planted faults anew (5 GB of packages), and check them
 	.venv-jobs/bin/python tests/jobs/record.py build/jobs
 	FASTCOMM_JOBS=build/jobs $(BIN)/python -m pytest tests/metrics/test_recorded_jobs.py
+
+hangs: .venv/.runtime .venv-jobs/.torch ## Record jobs that hang and jobs that do not anew (HANG_SEEDS of each), and check `fastcomm hang`
+	rm -rf build/hangs
+	nice -n 10 .venv-jobs/bin/python tests/jobs/hangs/record.py build/hangs --seeds $(HANG_SEEDS)
+	.venv-jobs/bin/python tests/jobs/hangs/analyzer.py build/hangs
+	$(BIN)/python tests/jobs/hangs/check.py build/hangs
 
 walk: ## Do what a newcomer does, in an empty clone of this commit, and time it
 	docs/walk.sh
