@@ -45,19 +45,22 @@ def _table(cases: Iterable[Mapping[str, Any]], analyzed: Mapping[str, Any]) -> l
         by_kind.setdefault(case["truth"]["kind"], []).append(case)
     hangs = [case for case in cases if case["truth"]["hang"]]
     healthy = by_kind.pop("none", [])
-    columns = [key for key in _ANALYZERS if analyzed]
+    columns = [*_ANALYZERS] if analyzed else []
     lines = [
-        f"| planted | jobs | fastcomm | {' | '.join(_ANALYZERS[key] for key in columns)} |",
-        "|" + " --- |" * (3 + len(columns)),
+        _row("planted", "jobs", "fastcomm", *(_ANALYZERS[key] for key in columns)),
+        _row(*["---"] * (3 + len(columns))),
     ]
     for kind, own in [*sorted(by_kind.items()), ("all hangs", hangs)]:
         right = [sum(case["is_right"] for case in own)]
         right += [sum(_is_right(case, analyzed, key) for case in own) for key in columns]
-        lines.append(f"| {kind} | {len(own)} | {' | '.join(map(str, right))} |")
+        lines.append(_row(kind, len(own), *right))
     blamed = [sum(case["answer"]["kind"] != "none" for case in healthy)]
     blamed += [sum(bool(_blamed(case, analyzed, key)) for case in healthy) for key in columns]
-    lines.append(f"| no hang: blamed | {len(healthy)} | {' | '.join(map(str, blamed))} |")
-    return lines
+    return [*lines, _row("no hang: blamed", len(healthy), *blamed)]
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _blamed(case: Mapping[str, Any], analyzed: Mapping[str, Any], key: str) -> list[int]:

@@ -185,10 +185,12 @@ def _groups(dumps: Path) -> dict[str, dict[str, Any]]:
 
 
 def _tidy(plan: Plan, dumps: Path, exits: dict[int, int]) -> None:
-    """Remove logs that are empty or not wanted; write what a launcher says of dead ranks."""
+    """Shorten logs, remove those that are not wanted, and write that of the launcher."""
     for path in dumps.glob("rank_*.log"):
         if not plan.has_logs or not path.stat().st_size:
             path.unlink()
+        else:
+            path.write_text(worker.PATHS.sub("", path.read_text()))
     if exits:
         lines = [
             f"launch.py: rank {rank} (local_rank {rank}) was killed by signal {-code}\n"

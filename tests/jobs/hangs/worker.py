@@ -10,7 +10,6 @@ import queue
 import random
 import re
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -40,7 +39,7 @@ _COMPUTE_S = 0.01
 _POLL_S = 0.02
 _WIDTH = 48
 # Folders of this machine in stacks and logs.
-_PATHS = re.compile(
+PATHS = re.compile(
     r"[^\s\"'()]*?/(?=site-packages/|lib/python3)|" + re.escape(f"{Path(__file__).parent}/")
 )
 
@@ -352,7 +351,7 @@ def run(plan: Plan, rank: int, port: int, state: Any, folder: Path) -> None:
         _end(job)
         state.done[rank] = 1
     except Exception:  # whatever it is, the rank stays until it is dumped
-        print(_PATHS.sub("", traceback.format_exc()), file=sys.stderr, flush=True)
+        traceback.print_exc()
         state.done[rank] = 2
     time.sleep(_LONG_S)
 
@@ -393,7 +392,7 @@ def _dump(plan: Plan, rank: int, folder: Path) -> None:
         path = folder / f"stack_{rank}.txt"
         with path.open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
-        path.write_text(_PATHS.sub("", path.read_text()))
+        path.write_text(PATHS.sub("", path.read_text()))
 
 
 def _dump_for_analyzer(rank: int, folder: Path) -> None:
@@ -415,7 +414,7 @@ def without_paths(pickled: bytes) -> bytes:
     for opcode, text, at in pickletools.genops(pickled):
         if opcode.name != "BINUNICODE" or "/" not in text:
             continue
-        shorter = _PATHS.sub("", text).encode()
+        shorter = PATHS.sub("", text).encode()
         parts += [pickled[end:at], b"X", len(shorter).to_bytes(4, "little"), shorter]
         end = at + 5 + len(text.encode())
     return b"".join((*parts, pickled[end:]))
