@@ -120,11 +120,13 @@ class Launcher:
         ]
 
     def end(self) -> None:
-        """End all ranks."""
-        for rank, pid in self.processes.items():
-            if rank not in self.exits:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        """End all ranks, none of which must see another one end."""
+        pids = [pid for rank, pid in self.processes.items() if rank not in self.exits]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                os.kill(pid, number)
+        for pid in pids:
+            os.waitpid(pid, 0)
 
 
 def record(plan: Plan, folder: Path) -> None:
@@ -228,7 +230,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--abreast", type=int, default=2, help="jobs at a time")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     every = [plan for seed in seeds for plan in plans.plans(seed)]
     prefixes = tuple(options.names) or ("",)
