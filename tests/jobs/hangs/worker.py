@@ -138,7 +138,7 @@ class Batches:
 
     def __init__(self, job: Job, count: int) -> None:
         """Load as many batches."""
-        self.job, self.left = job, count
+        self.job, self.remaining = job, count
 
     def __iter__(self) -> Iterator[int]:
         """Return itself."""
@@ -147,9 +147,9 @@ class Batches:
     def __next__(self) -> int:
         """Return the next batch: its number."""
         job = self.job
-        if self.left == 0:
+        if self.remaining == 0:
             raise StopIteration
-        self.left -= 1
+        self.remaining -= 1
         job.step += 1
         job.state.step[job.rank] = job.step
         job.at("data")
