@@ -10,7 +10,7 @@ launch leads from the kernel to the host, by correlation.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
@@ -85,6 +85,7 @@ class CallBatch(NamedTuple):
 
     place: int  # of the kernel among the communication
     calls: Ints  # rows of events, at least one
+    is_shared: bool = False  # whether other kernels do a part of their work
 
 
 def batches(
@@ -93,7 +94,9 @@ def batches(
     """Return the calls of kernels that have no metadata of their own.
 
     They are the calls on the thread of the launch that began since the launch of communication
-    before and launched none themselves, as far back as operation and group are one.
+    before and launched none themselves, as far back as operation and group are one. Launches
+    without a call between them share the calls before the first: each kernel has those of the
+    operation in its name. Kernels of one name share their work in an unknown way.
 
     Parameters
     ----------
@@ -120,17 +123,37 @@ def batches(
     lanes, begin = np.unique(lane[pending], return_index=True)
     by_lane = dict(zip(lanes.tolist(), np.split(pending, begin[1:]), strict=True))
     before = _launch_before(events, launches)
-    result = []
-    for index in chosen.tolist():
+    bursts: list[tuple[list[int], Ints]] = []
+    for index in chosen[np.lexsort((start[launches[chosen]], lane[launches[chosen]]))].tolist():
         launch = launches[index]
         own = by_lane.get(int(lane[launch]), pending[:0])
         first, last = np.searchsorted(start[own], np.array([before[index], start[launch]]))
         own = own[first:last]
         own = own[events.stop[own] <= start[launch]]
-        own = own[_alike_from_end(events, own, int(ops[index]))]
-        if len(own):
-            result.append(CallBatch(index, own))
-    return result
+        previous = launches[bursts[-1][0][-1]] if bursts else NONE
+        is_next = lane[previous] == lane[launch] and start[previous] + 1 == before[index]
+        if not len(own) and previous != NONE and is_next:
+            bursts[-1][0].append(index)
+        else:
+            bursts.append(([index], own))
+    return [batch for burst, own in bursts for batch in _of_burst(events, burst, own, ops)]
+
+
+def _of_burst(
+    events: Events, indices: Sequence[int], calls: Ints, ops: Ints
+) -> Iterator[CallBatch]:
+    """Yield the calls of each kernel of launches that share the calls before the first."""
+    call_ops = events.by_text(events.detail("Collective name", calls), _operation)
+    by_op: dict[int, list[int]] = {}
+    for index in indices:
+        by_op.setdefault(int(ops[index]), []).append(index)
+    for op, places in by_op.items():
+        own = calls[~np.isin(call_ops, [other for other in by_op if other != op])]
+        alike_calls = own[_alike_from_end(events, own, op)]
+        if len(places) == 1 and len(alike_calls):
+            yield CallBatch(places[0], alike_calls)
+        elif len(alike_calls) and len(alike_calls) == len(own):
+            yield from (CallBatch(place, own[:1], is_shared=True) for place in places)
 
 
 def _operation(text: str) -> int:
@@ -164,11 +187,12 @@ def _alike_from_end(events: Events, calls: Ints, op: int) -> slice:
     return slice(int(others[-1]) + 1 if len(others) else 0, None)
 
 
-def described(events: Events, calls: Ints) -> dict[str, int]:
+def described(events: Events, batch: CallBatch) -> dict[str, int]:
     """Return what the calls of a batch say of it together, as the metadata of one call."""
+    calls = batch.calls
     first = calls[:1]
     dtypes = events.detail("dtype", calls)
-    counts = {name: _total(events, calls, name) for name in _SIDES}
+    counts = {name: NULL if batch.is_shared else _total(events, calls, name) for name in _SIDES}
     return {
         "Collective name": int(events.detail("Collective name", first)[0]),
         "dtype": int(dtypes[0]) if (dtypes == dtypes[0]).all() else NULL,
@@ -349,8 +373,10 @@ def _metadata(host: _Host, name: Ints) -> Metadata:
     events = host.events
     columns = {key: host.metadata(*names) for key, names in _METADATA.items()}
     for batch in host.batches:
-        for key, value in described(events, batch.calls).items():
+        for key, value in described(events, batch).items():
             columns[key][batch.place] = value
+    columns["shared"] = np.zeros(len(host.rows), np.int64)
+    columns["shared"][[batch.place for batch in host.batches if batch.is_shared]] = 1
     _add_plugin(host, columns)
     columns["named"] = name
     columns["bytes"] = events.more["bytes"][host.rows]

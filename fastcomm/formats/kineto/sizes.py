@@ -285,6 +285,7 @@ _REASONS = {
     "enable_annotations=True) of a PyTorch that annotates collectives, or profile without "
     "graphs",
     "coalesced": "they end a group of coalesced operations, whose calls are not recorded",
+    "shared": "several kernels do the work of their calls, and which did what is not recorded",
     "overflowed": "their counts overflowed 32 bits: record with a newer PyTorch",
     "device": "their operator takes the sizes from the device, and no setting records them",
     "group": "how many ranks took part is unknown",
@@ -350,6 +351,8 @@ def _by_kind(metadata: Metadata, op: NDArray[np.int8]) -> list[str]:
     """Return the key of `_REASONS` for each kind of event; "" without any metadata."""
     columns = metadata.columns
     is_unnamed = metadata.per_text("Collective name", is_no_operation)
+    is_coalesced = columns["Collective name"] == NULL
+    is_coalesced &= metadata.per_text("mark", _ends_group) == 1
     is_range = np.any([columns[name] != NULL for name in _RANGES], axis=0)
     on_device = metadata.per_text("operator", _is_on_device) == 1
     on_device |= metadata.per_text("Collective name", _takes_sizes) == 1
@@ -358,15 +361,22 @@ def _by_kind(metadata: Metadata, op: NDArray[np.int8]) -> list[str]:
     needs_group = np.isin(op, [OP[name] for name in ("AllGather", "ReduceScatter")])
     age = "_old" if is_old(metadata.events) else ""
     conditions = [
-        is_unnamed == 1,
+        columns["shared"] == 1,
+        (is_unnamed == 1) | is_coalesced,
         overflowed(metadata),
         on_device,
         is_range & no_shapes & ~counted,
         needs_group & (is_range | counted),
         is_range | (is_unnamed == 0),
     ]
-    keys = ["coalesced", "overflowed", "device", f"shapes{age}", f"group{age}", "arguments"]
+    sized = [f"shapes{age}", f"group{age}"]
+    keys = ["shared", "coalesced", "overflowed", "device", *sized, "arguments"]
     return list(np.select(conditions, keys, "").tolist())
+
+
+def _ends_group(name: str) -> int:
+    """Return 1 for the range in which the kernels of coalesced calls are launched; else 0."""
+    return int(name == "nccl:coalesced")
 
 
 def _is_on_device(name: str) -> int:

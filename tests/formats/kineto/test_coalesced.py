@@ -70,16 +70,22 @@ STEPS = st.one_of(
 )
 
 
-def expected(op, pending):
-    """The definition: the last calls of one operation and group since a launch."""
+def expected(op, pending, others=()):
+    """The definition: the last calls of one operation and group before a burst of launches.
+
+    `others` are the operations of the burst's other kernels.
+    """
+    pending = [row for row in pending if row[0] == op or row[0] not in others]
     chosen = []
     for row in reversed(pending):
         is_right = row[0] == op if op != "SendRecv" else not chosen or row[0] == chosen[0][0]
         if not is_right or (chosen and row[3] != chosen[0][3]):
             break
         chosen.append(row)
-    if not chosen:
+    if not chosen or (op in others and len(chosen) < len(pending)):
         return op, None, None
+    if op in others:
+        return chosen[0][0], None, chosen[0][3]
     if chosen[0][0] == "SendRecv":
         sides = [
             sum(elements for _, name, elements, _ in chosen if name == side) * 4
@@ -89,11 +95,20 @@ def expected(op, pending):
     return chosen[0][0], sum(4 * SIZE * row[2] for row in chosen), chosen[0][3]
 
 
+def of_burst(ops, pending):
+    return [
+        expected(op, pending, [*ops[:place], *ops[place + 1 :]]) for place, op in enumerate(ops)
+    ]
+
+
 @given(st.lists(STEPS, max_size=12))
 def test_a_kernel_has_the_sum_of_the_calls_since_the_launch_before(tmp_path_factory, steps):
-    events, wanted, pending = [k.mark("ProfilerStep#1", 0, 10_000)], [], []
+    events, wanted, pending, burst = [k.mark("ProfilerStep#1", 0, 10_000)], [], [], []
     for number, (kind, *words) in enumerate(steps):
         ts = 100 * number + 10
+        if kind in {"call", "whole"} and burst:
+            wanted += of_burst(burst, pending)
+            pending, burst = [], []
         if kind == "call":
             (op, name), elements, group = words
             events.append(call(ts, name, elements, group))
@@ -107,12 +122,39 @@ def test_a_kernel_has_the_sum_of_the_calls_since_the_launch_before(tmp_path_fact
             pending = []
         elif kind == "launch":
             events += launched(ts, number, *words)
-            wanted.append(expected(*words, pending))
-            pending = []
+            burst += words
         else:
             events.append(call(ts, kind, 7))
+    wanted += of_burst(burst, pending)
     folder = tmp_path_factory.mktemp("calls")
     assert collectives(folder, events) == wanted
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_kernels_launched_together_have_the_calls_of_their_operation(tmp_path, is_reversed):
+    calls = [("send", 10, "1"), ("_allgather_base", 20, "0")]
+    kernels = ["SendRecv", "AllGather"]
+    if is_reversed:
+        calls.reverse()
+    events = [call(10 + 10 * at, *words) for at, words in enumerate(calls)]
+    events += [row for at, op in enumerate(kernels) for row in launched(50 + 10 * at, at, op)]
+    assert collectives(tmp_path, events) == [("SendRecv", 40, "1"), ("AllGather", 320, "0")]
+
+
+def test_kernels_that_share_calls_have_no_sizes_and_say_why(tmp_path):
+    events = [
+        k.mark("ProfilerStep#1", 0, 1000),
+        call(10, "_allgather_base", 10),
+        call(20, "_allgather_base", 20),
+        k.event("nccl:coalesced", "user_annotation", 35, 40, pid=100, tid=1),
+        *launched(40, 1, "AllGather"),
+        *launched(50, 2, "AllGather"),
+    ]
+    assert collectives(tmp_path, events) == [("AllGather", None, "0")] * 2
+    trace = reader.read(tmp_path / "rank0.json", TraceOptions())
+    (text,) = [text for text in trace.meta.warnings if "no known size" in text]
+    assert "which did what is not recorded" in text
+    assert "record_shapes" not in text
 
 
 def test_calls_of_other_threads_are_of_other_kernels(tmp_path):
