@@ -16,6 +16,7 @@ from fastcomm.checks import invalid_value
 from fastcomm.critical_path.rules import (
     FACTS,
     OWN,
+    TARGET_FACTS,
     TYPES,
     EventDescriptions,
     PathSource,
@@ -339,7 +340,7 @@ class FoundPath:
         """Class of each edge of the path."""
         graph, edges, about = self.graph, self.valid_path.edges, self.about
         owners = self.events.describe(graph.owner[edges], FACTS)
-        targets = self.events.describe(graph.event[graph.target[edges]], ["is_device"])
+        targets = self.events.describe(graph.event[graph.target[edges]], TARGET_FACTS)
         edge_class = about.rules.edge_class
         return classes(edge_class, graph.kind[edges], owners, targets, about.data_load)
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.critical_path.window import Selected, TimeRange, are_known, waits_of
-from fastcomm.graph.graph import EDGE_KINDS, Graph, LongestPath
+from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
 from fastcomm.idle.causes import LOADING
 from fastcomm.regexes import is_match
 from fastcomm.trace.columns import alike, filled, first_seen, lookup, text_codes
@@ -63,7 +63,7 @@ CLASSES = (
     "gpu_memory_bound",  # copies and memsets
     "host_gap",  # between operators
     "sync_wait",  # from the end of work to the return of the call that waited for it
-    "unexplained",  # the trace does not show what was waited for
+    "unexplained",  # the trace does not show what was waited for, as at the end of a step
 )
 # Classes of time within an event; the others are between events.
 OWN = tuple(name for name in CLASSES if name.endswith("_bound") or name == "data_loading")
@@ -80,6 +80,7 @@ TYPES = {
 _PLAIN = re.compile(r"(hip)?Mem(cpy|set)|dma")
 # Columns of an edge's owner that determine the class of the edge.
 FACTS = ("name", "kind", "stream", "is_device", "op")
+TARGET_FACTS = ("is_device", "kind")
 EventFact = Sequence[object]
 # Returns the class of an edge by its kind, whether it leads to the device, its owner's facts,
 # and regular expressions of events that load data.
@@ -216,11 +217,15 @@ def classes(
     owners
         Table of the owner of each edge, with the columns `FACTS`.
     targets
-        Table of the target event of each edge, with the column `is_device`.
+        Table of the target event of each edge, with the columns `TARGET_FACTS`.
     loads
         Regular expressions of names of events that load data.
 
     """
+    # No call is known that waited until the end of a step: what happens there is unknown.
+    is_mark = pc.fill_null(pc.equal(targets["kind"], "annotation"), False).to_numpy()
+    is_guess = is_mark & (kinds == EDGE_KIND["inferred"])
+    kinds = np.where(is_guess, EDGE_KIND["unexplained"], kinds)
     facts = [owners[name] for name in FACTS]
     to_device = targets["is_device"]
     first, number = first_seen(kinds, *map(text_codes, (to_device, *facts)))

@@ -63,7 +63,7 @@ def test_json_has_the_path_and_its_shares(trace):
         "gpu_compute_bound": 60 / 100,
         "gpu_kernel_launch_overhead": 15 / 100,
         "host_gap": 10 / 100,
-        "sync_wait": 10 / 100,
+        "unexplained": 10 / 100,
     }
     assert sum(found["summary"].values()) == pytest.approx(1)
 
