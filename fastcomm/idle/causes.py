@@ -78,6 +78,8 @@ class IdleCause:
     # usually avoid. Some launches and gaps are always on the critical path.
     least_share: float = inf
     removed: Removal | None = None  # if a what-if can remove it
+    # Whether the host launches late; otherwise the work was launched, and waits.
+    blames_host: bool = True
 
 
 # In this order they count; `intervals` has the rules of those that no layer tells.
@@ -99,8 +101,10 @@ BY_CAUSE = {
     "pipeline_bubble": IdleCause(
         text="pipeline bubble",
         awaited="for messages or collectives that are late",
-        to_try="more micro-batches, or an interleaved schedule",
+        to_try="more micro-batches or an interleaved schedule if pipeline stages wait; "
+        "otherwise look for what delays the communication",
         on_host="it waits for messages or collectives",
+        blames_host=False,
     ),
     "data_loading": IdleCause(
         text="data loading",
@@ -124,6 +128,7 @@ BY_CAUSE = {
         to_try="CUDA graphs or fused kernels if gaps are short; long ones wait for other "
         "streams, devices or processes",
         least_share=0.1,
+        blames_host=False,
         removed=Removal(delays="gaps", text="Without gaps between kernels"),
     ),
     "graph_callback": IdleCause(
@@ -131,6 +136,7 @@ BY_CAUSE = {
         awaited="for callbacks of the host in CUDA graphs",
         to_try="to take them (cudaLaunchHostFunc) out of the captured graph",
         is_named=True,
+        blames_host=False,
         least_share=0.05,
     ),
     "host_work": IdleCause(

@@ -58,6 +58,7 @@ from fastcomm.metrics.partial import (
     missing_data,
     note_warnings,
     spill,
+    tag_warnings,
     with_steps,
     without_device_clock,
 )
@@ -158,6 +159,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             *warnings,
             *gaps.fewer_steps(times, covered.ranks, covered.steps),
             *note_warnings(partial.notes, covered.missing, outside),
+            *tag_warnings(partial.groups),
             *clock_warnings(comparison),
             *matching_warnings(comparison.matching),
             *nodes.warnings,

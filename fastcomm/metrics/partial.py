@@ -22,7 +22,7 @@ from fastcomm.metrics.view import Stack, View
 from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.iterations import NO_MARKS, WHOLE
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import ranges, warnings_of_ranks, warnings_of_run
+from fastcomm.trace.run import named_ranks, ranges, warnings_of_ranks, warnings_of_run
 from fastcomm.trace.schema import TAG_SOURCES
 from fastcomm.trace.trace import MISSING_DATA, Trace
 from fastcomm_kernels.arrays import NONE, Ints
@@ -222,6 +222,33 @@ def note_warnings(
         *filter(None, by_clock),
         *warnings_of_run((note.rank, note.clock_notes) for note in notes),
         *warnings_of_ranks(notes),
+    ]
+
+
+def tag_warnings(groups: pa.Table) -> list[str]:
+    """Return a warning if ranks guess different parallelisms of one process group.
+
+    `groups` is `Partial.groups`. A guess is by what a rank does, and members of one group may
+    do different things: one computes nothing, or has steps where another has none.
+    """
+    used = groups.filter(pc.greater(groups["events"], 0)).select(["rank", "group", "tag"])
+    kinds = used.group_by(["group", "tag"]).aggregate([("rank", "min")])
+    divided = kinds.group_by("group").aggregate([("tag", "count"), ("rank_min", "min")])
+    divided = divided.filter(pc.greater(divided["tag_count"], 1)).drop_null()
+    if not divided.num_rows:
+        return []
+    first = divided.sort_by("rank_min_min")["group"][0]
+    own = used.filter(pc.equal(used["group"], first)).to_pydict()
+    by_tag = {
+        tag: [rank for rank, other in zip(own["rank"], own["tag"], strict=True) if other == tag]
+        for tag in sorted(set(own["tag"]))
+    }
+    texts = [f"{tag} on {named_ranks(sorted(set(on)))}" for tag, on in by_tag.items()]
+    count = divided.num_rows
+    noun = "1 process group" if count == 1 else f"{count} process groups, as of one"
+    return [
+        f"ranks differ in the guessed parallelism of {noun}: {', '.join(texts)}; its times and "
+        "volume are divided among these. Set it with --tp, --pp, --dp, --ep, --cp"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Ranks whose device is idle longer than those of their peers, as the hosts launch late."""
+"""Ranks whose device is idle longer than those of their peers, mostly as hosts launch late."""
 
 from fastcomm.idle import totals
 from fastcomm.idle.causes import BY_CAUSE
@@ -67,16 +67,21 @@ def cause_facts(cause: str | None, ns: float | None) -> tuple[Evidence, ...]:
 
 def _reason(measured: Measurements, of: Suspect, cause: str | None) -> str:
     """Return who is idle, and why: the beginning of a sentence."""
+    about = BY_CAUSE[cause or "unknown"]
     if measured.is_host_run:
-        about = BY_CAUSE
-        why = about[cause or "unknown"].on_host or about["unknown"].on_host
-        verb = "are" if of.tied else "is"
-        return f"{named(of)} {verb} idle longer than {of.its} peers ({why}): "
+        return _idle_longer(of, about.on_host or BY_CAUSE["unknown"].on_host)
+    if not about.blames_host:
+        return _idle_longer(of, about.text)
     ranks = named_ranks(of.ranks)
     hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
     is_known = cause not in (None, "unknown")
     why = f" ({BY_CAUSE[cause].text})" if cause is not None and is_known else ""
     return f"{hosts} late{why}: the device is idle longer than {of.its} peers, "
+
+
+def _idle_longer(of: Suspect, why: str | None) -> str:
+    verb = "are" if of.tied else "is"
+    return f"{named(of)} {verb} idle longer than {of.its} peers ({why}): "
 
 
 WORK = OwnWork(name="jittery_host", describe=describe)
