@@ -1,7 +1,8 @@
 """The search of a trainer's strategies: its space priced and ranked."""
 
 from fastcomm.models import load
-from fastcomm.planning import price
+from fastcomm.planning import kernels, price
+from fastcomm.planning.constants import Constants
 from fastcomm.planning.job import Plan
 from fastcomm.planning.search import candidates, rank
 
@@ -18,7 +19,7 @@ JOB = Plan(
 
 def forget():
     """Empty what strategies share: layers, kernels and collectives."""
-    tables = (price._matmul, price._flash, price._grouped, price._inside)
+    tables = (kernels.matmul, kernels.flash, kernels.inside)
     for table in (*tables, price._whole_stack):
         table.cache_clear()
 
@@ -29,12 +30,12 @@ def test_trainer_space(bar):
 
     def searched():
         forget()
-        return rank(JOB, {}, price.Constants())
+        return rank(JOB, {}, Constants())
 
     def one_by_one():
         for plan in some:
             forget()
-            price.price_plan(plan, price.Constants())
+            price.price_plan(plan, Constants())
 
     bar(
         "plan_search",

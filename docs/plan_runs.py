@@ -1,7 +1,7 @@
 """Predicted beside measured training runs: writes `docs/plan-runs.md`.
 
 It also writes the error to expect and the range of these runs into
-`fastcomm/isp/evaluation.py`. The runs lie outside of the repository:
+`fastcomm/planning/expected.py`. The runs lie outside of the repository:
 `python docs/plan_runs.py FOLDER` reads `runs.csv` and `models.csv` there, and vTrain's table in
 `isp` beside it.
 """
@@ -19,9 +19,12 @@ from scipy.stats import rankdata
 
 from fastcomm.hardware.gpus import gpu
 from fastcomm.models import Model, load_models
+from fastcomm.planning.constants import CALIBRATED, Constants
+from fastcomm.planning.expected import EXPECTED as SHIPPED
+from fastcomm.planning.expected import classes_of, covered
 from fastcomm.planning.job import Plan
-from fastcomm.planning.price import CALIBRATED, Constants, price_plan
-from fastcomm.planning.result import covered
+from fastcomm.planning.price import price_plan
+from fastcomm.planning.result import suspect
 from fastcomm.planning.runs import (
     GroupError,
     RunPrice,
@@ -29,14 +32,13 @@ from fastcomm.planning.runs import (
     TrainingRun,
     errors,
     held_out_errors,
-    is_fp8,
     load_runs,
     price_run,
 )
 from fastcomm.planning.trainers import TRAINERS
 
 PAGE = Path(__file__).with_name("plan-runs.md")
-EVALUATION = Path(__file__).parents[1] / "fastcomm" / "planning" / "result.py"
+EXPECTED = Path(__file__).parents[1] / "fastcomm" / "planning" / "expected.py"
 # Values before any fit, from what such systems usually reach: where cross-validation begins.
 NEUTRAL = Constants(
     network_share=0.8,
@@ -47,20 +49,63 @@ NEUTRAL = Constants(
     host_layer_s=0.9e-3,
     host_experts=6,
     host_expert=0.2,
-    experts_slowdown=1.5,
     straggling=0.001,
     step_s=20e-3,
 )
 FACTOR = TRAINERS["deepspeed"].host_factor
+# Value of a constant without which its term would be absent, and where the constant comes from.
+TERMS: dict[str, tuple[float, str]] = {
+    "host_overlap": (1, "host with 1F1B overlap on Grace: Hy3, GB300 (n142, n143)"),
+    "host_gaps": (
+        0,
+        "launches of attention without graphs: DeepSeek-V3 (n173, n174)",
+    ),
+    "host_padded": (1, "host of padded experts: Qwen3-30B, B200 (r337, r291)"),
+    "blackwell_slowdown": (1, "GEMM of a step on Blackwell: dense runs"),
+    "mxfp8_slowdown": (1, "GEMM in MXFP8: Llama 8B (r296, r297, r305, r306)"),
+    "expert_rows": (0, "rows an expert at which a GEMM takes twice as long a row: kernels"),
+    "copy_share": (1, "bandwidth of permutations: cuDNN's norms"),
+    "activation_share": (1, "bandwidth of activations: Liger-Kernel, pull request 1326"),
+    "exchange_exposed": (1, "exchange under another micro-batch: Hy3, GB300 (n139, n138)"),
+}
+# Why the predictions of some rows are far off, as far as the sources tell.
+WHY = {
+    "r317": "the same layout took half as long three months later, with tokens dropped (r344)",
+    "r276": "no recipe has this layout: it may have run in CUDA graphs",
+    "r239": "no recipe has this layout: the dispatcher between nodes is a guess",
+    "r292": "the next container ran this layout 1.8 times as fast (r276)",
+    "r326": "experts over 64 ranks of 32, which Megatron refuses",
+    "r336": "dropping tokens saved nothing here (r309), and half of the time of r337",
+    "n124": "host of 16 local experts in bf16: 16 ms a layer, 9.6 in n125",
+    "r291": "host of 16 local experts: 8.8 ms a layer, of 32 it takes 21 ms",
+    "r311": "host of 16 local experts: 9.2 ms a layer, of 32 it takes 21 ms",
+    "r074": "float8 of 2024 on a small model: attention in an older kernel",
+    "r075": "float8 of 2024 on a small model: attention in an older kernel",
+    "n122": "the exchange between nodes is less overlapped than inside of one",
+    "n173": "another version of the trainer: 41.1 ms a layer with the same settings (n179)",
+    "r343": "the exchange between nodes",
+    **dict.fromkeys(
+        ("n188", "n230", "n231", "n232", "n233", "n234"),
+        "tensor parallelism inside experts between nodes: the exchange",
+    ),
+    **dict.fromkeys(("n107", "n110", "n111"), "NCCL between nodes: the exchange"),
+    **dict.fromkeys(("n263", "n267"), "context parallelism between nodes"),
+    **dict.fromkeys(("n125",), "host of 16 local experts in bf16: 9.6 ms a layer"),
+    **dict.fromkeys(
+        ("r241", "r257", "r272", "r310"),
+        "small kernels of biases and clamps, expert by expert, beside the bytes they move",
+    ),
+    **dict.fromkeys(("r421", "r500"), "the release before took 1.3 times as long (r418, r497)"),
+}
 _HEAD = """\
 # Strategy search: how far off
 
 How far are predictions of `fastcomm plan`, `plan price` and `plan evaluate` from measured runs?
-This page is for readers who plan a cluster by them. `docs/plan_runs.py` compares 315 published
-runs, whose tables are not part of fastcomm, with predictions in tokens/s/GPU. Runs that their
-sources call traced, tests or regressions do not count. One row (r326) divides experts over
-64 ranks where a pipeline stage has 32, which Megatron refuses: it is priced all the same. 168
-more, mostly mixtures of experts with settings that are not modeled yet, are left out.
+This page is for readers who plan a cluster by them. `docs/plan_runs.py` compares {number}
+published runs, whose tables are not part of fastcomm, with predictions in tokens/s/GPU. Runs
+that their sources call unclear, traced, tests or regressions do not count. One row (r326)
+divides experts over 64 ranks where a pipeline stage has 32, which Megatron refuses: it is
+priced all the same.
 
 GPUs marked "not measured" are priced by kernels of a similar one.
 
@@ -70,17 +115,22 @@ these runs in view. So the errors on runs held out are those of the constants, n
 _GROUPS = """\
 ## All runs
 
-Median and 90th percentile of absolute errors, and the median error (above 0 is too fast), with
-the shipped constants, which were fitted to all of these runs but ten. In `memory` is the median
-absolute error of the memory, where the source has it. In `no fit` are runs that ran, but were
-predicted not to fit."""
+Median and 90th percentile of absolute errors, and the median error (above 0 is too fast). In
+`in interval` is the share of the runs that lie in the interval that `plan` prints, in `memory`
+the median absolute error of the memory, where the source has it, and in `no fit` are runs that
+ran, but were predicted not to fit."""
 _CLASSES = """\
 ## Classes of runs
 
-Mean absolute error of the runs that their sources vouch for, by class."""
+Mean absolute error by class, and the most that it may be."""
+_EXPERTS = """\
+Of runs with experts, by GPU, precision, routing and software:"""
+_WORST = """\
+The ten runs with experts that are furthest off:"""
 _ORDER = """\
 Over groups of at least five runs of one source and model, the mean rank correlation (Spearman)
-of predicted and measured throughput is {order:.2f}, over pairs that differ by more than 5 %.
+of predicted and measured throughput is {order:.2f} for dense models and {experts:.2f} for
+experts, over pairs that differ by more than 5 %.
 {fits} of {runs} runs are predicted to fit. No source says which strategies ran out of memory.
 
 Of 1440 iterations of Megatron-DeepSpeed on 1 to 8 A100 of one node (vTrain), times are off by
@@ -92,18 +142,25 @@ layer. Without it the numbers are {2:.1f} % and {3:.1f} %. Fitted without each o
 {5:.1f} %."""
 _LEFT_OUT = """\
 With one constant at its start, the others as fitted, the mean absolute error of all runs is:"""
+_TERMS = """\
+These come from measured kernels, or from pairs of runs that differ in one switch, which the
+last column names. In `without` is the mean absolute error of runs with experts if the term is
+absent; it is {error} with all of them."""
 _HELD_OUT = """\
 ## Runs that the constants have not seen
 
 Five times, the constants are fitted to four fifths of the pairs of source and model, and judged
 on the others. These are the errors to expect of your own runs; each prediction carries those of
-its row."""
+its narrowest class with {least} runs. Nine of ten measurements lie within the factor of
+`interval`. Errors of two runs of one source and model differ by at most {dense} (dense) and
+{experts} (experts), nine of ten times: layouts closer than that may be equally fast."""
 _CONSTANTS = """\
 ## Constants
 
 These hold for all trainers and GPUs: none has constants of its own but Megatron-DeepSpeed.
-Everything else comes from data sheets and measured kernels. Fitted constants started from the
-value on the left; `--calibrate-from` fits them to runs of your own."""
+They are fitted to all runs; everything else comes from data sheets and measured kernels.
+Fitted constants started from the value on the left; `--calibrate-from` fits them to your own
+runs."""
 _MEANING = {
     "network_share": "share of the bandwidth between nodes that collectives reach",
     "overlap_loss": "share of the shorter of two overlapped parts that is lost",
@@ -113,7 +170,6 @@ _MEANING = {
     "host_layer_s": "time of the host to launch a layer, both passes, in s",
     "host_experts": "that of a layer with experts, over a usual one",
     "host_expert": "what each expert of a rank adds to that",
-    "experts_slowdown": "time of a layer of experts in a trainer, over a fused one",
     "straggling": "share of the step lost to the slowest node, a doubling of nodes",
     "step_s": "time of the host outside of layers, in s",
 }
@@ -125,15 +181,8 @@ def _table(head: Sequence[str], rows: list[list[str]]) -> str:
 
 
 def load(folder: Path) -> RunTable:
-    """The first collection of runs in a folder, and those of it that cannot be priced.
-
-    A second one (`n`) is mostly of mixtures of experts whose settings are not modeled yet.
-    """
-    table = load_runs(folder / "runs.csv", load_models(folder / "models.csv"))
-    return RunTable(
-        runs=tuple(run for run in table.runs if run.id.startswith("r")),
-        failed=tuple(row for row in table.failed if row.id.startswith("r")),
-    )
+    """The runs in a folder, and those of it that cannot be priced."""
+    return load_runs(folder / "runs.csv", load_models(folder / "models.csv"))
 
 
 def groups(runs: Iterable[TrainingRun]) -> str:
@@ -145,66 +194,144 @@ def groups(runs: Iterable[TrainingRun]) -> str:
             f"{group.median * 100:.1f} %",
             f"{group.most * 100:.0f} %",
             f"{group.bias * 100:+.1f} %",
+            "n/a" if group.coverage is None else f"{group.coverage * 100:.0f} %",
             "n/a" if group.memory is None else f"{group.memory * 100:.0f} %",
             str(group.do_not_fit),
         ]
         for group in errors(price_run(run, Constants()) for run in runs)
     ]
-    return _table(["", "runs", "median", "90 % below", "bias", "memory", "no fit"], rows)
+    return _table(
+        ["", "runs", "median", "90 % below", "bias", "in interval", "memory", "no fit"], rows
+    )
 
 
 def _name(group: GroupError) -> str:
     """The name of a group; a GPU without measurements is marked."""
-    if group.by in {"all", "layers"}:
+    if group.by in {"all", "layers", "class"}:
         return group.name
     mark = " (not measured)" if group.by == "gpu" and gpu(group.name).derived else ""
     return f"{group.by} {group.name}{mark}"
 
 
-def held_out(runs: Iterable[TrainingRun]) -> str:
-    """The table of errors on groups that the fit has not seen."""
-    usable = [run for run in runs if run.is_usable]
-    off = held_out_errors(usable, NEUTRAL)
-    rows = []
-    kinds = [(e, f) for e in (False, True) for f in (False, True)]
-    for experts, fp8 in kinds:
-        own = [
-            o for run, o in off if (run.has_experts, is_fp8(run.precision)) == (experts, fp8)
+Errors = list[tuple[TrainingRun, float]]
+LEAST = 20  # runs of a class that has an error of its own
+_INSIDE = 0.9
+
+
+def expected(off: Errors) -> dict[str, tuple[int, float, float]]:
+    """Runs, median error and interval by class, of errors on groups that no fit has seen.
+
+    The interval is that of nine of ten further runs, as far as runs are exchangeable.
+    """
+    classes: dict[str, list[float]] = {}
+    for run, error in off:
+        plan = price_run(run, Constants()).price.plan
+        for name in classes_of(plan):
+            classes.setdefault(name, []).append(error)
+    result = {}
+    for name in sorted(classes):
+        size = np.sort(np.abs(np.log1p(classes[name])))
+        place = min(len(size), int(np.ceil(_INSIDE * (len(size) + 1)))) - 1
+        if len(size) >= LEAST:
+            median = float(np.median(np.abs(classes[name])))
+            result[name] = len(size), round(median, 3), round(float(np.expm1(size[place])), 3)
+    return result
+
+
+def ranked(off: Errors) -> dict[str, float]:
+    """Difference of errors of two runs of one source and model, 90th percentile, by kind."""
+    groups: dict[tuple[str, str], list[tuple[TrainingRun, float]]] = {}
+    for run, error in off:
+        groups.setdefault(run.group, []).append((run, float(np.log1p(error))))
+    result = {}
+    for kind in ("dense", "experts"):
+        # Each group counts once, with the percentile of its pairs.
+        most = [
+            np.percentile([abs(x - y) for (_, x), (_, y) in combinations(own, 2)], 90)
+            for own in groups.values()
+            if len(own) >= _LEAST_GROUP and own[0][0].has_experts == (kind == "experts")
         ]
-        name = f"{'experts' if experts else 'dense'}, {'FP8' if fp8 else 'bf16 or fp16'}"
-        rows.append([name, *_numbers(own)])
-    rows.append(["all", *_numbers([o for _, o in off])])
-    return _table(["", "runs", "median", "90 % below", "bias"], rows)
+        result[kind] = round(float(np.expm1(np.median(most))), 3)
+    return result
 
 
-def _is_dense(chips: tuple[str, ...], *, fp8: bool | None = None) -> Callable[[RunPrice], bool]:
-    """A class of dense models on some GPUs; `fp8` chooses the precision."""
-    return lambda row: (
-        row.run.gpu in chips
-        and not row.run.has_experts
-        and (fp8 is None or is_fp8(row.run.precision) == fp8)
-    )
+def held_out(classes: dict[str, tuple[int, float, float]]) -> str:
+    """The table of errors on groups that the fit has not seen."""
+    rows = [
+        [name, str(runs), f"{median * 100:.1f} %", f"{1 + most:.2f}"]
+        for name, (runs, median, most) in classes.items()
+    ]
+    return _table(["class", "runs", "median", "interval"], rows)
+
+
+def _is_dense(row: RunPrice) -> bool:
+    return not row.run.has_experts
+
+
+def _is_routed(routing: str) -> Callable[[RunPrice], bool]:
+    """A class of runs with experts, by how tokens are routed."""
+    return lambda row: row.run.has_experts and row.price.plan.routing == routing
 
 
 LONG = 32768
 # Classes of runs, and the mean absolute error that each may have.
 CLASSES: dict[str, tuple[Callable[[RunPrice], bool], float]] = {
-    "A100, dense": (_is_dense(("a100", "a100-40")), 0.15),
-    "H100, dense, bf16": (_is_dense(("h100",), fp8=False), 0.15),
-    "H100, dense, FP8": (_is_dense(("h100",), fp8=True), 0.15),
-    "H100, experts": (lambda row: row.run.gpu == "h100" and row.run.has_experts, 0.25),
+    "dense": (_is_dense, 0.065),
+    "experts, forced routing": (_is_routed("forced"), 0.12),
+    "experts, natural routing": (_is_routed("natural"), 0.25),
+    "A100": (lambda row: row.run.gpu in {"a100", "a100-40"}, 0.08),
+    "H100": (lambda row: row.run.gpu == "h100", 0.10),
     "B200": (lambda row: row.run.gpu == "b200", 0.15),
-    "GB200": (lambda row: row.run.gpu == "gb200", 0.15),
-    "FSDP": (lambda row: row.price.plan.is_fsdp, 0.15),
+    "GB200": (lambda row: row.run.gpu == "gb200", 0.10),
+    "GB300 and B300": (lambda row: row.run.gpu in {"b300", "gb300"}, 0.13),
+    "FSDP": (lambda row: row.price.plan.is_fsdp, 0.10),
     "sequences of 32K and more": (lambda row: row.price.plan.seq_len >= LONG, 0.15),
-    "all": (lambda _row: True, 0.12),
+    "all": (lambda _row: True, 0.09),
 }
 
 
+def by_switches(rows: Sequence[RunPrice]) -> str:
+    """The table of errors of runs with experts by GPU, precision, routing and software."""
+    groups: dict[tuple[str, ...], list[RunPrice]] = {}
+    for row in rows:
+        plan = row.price.plan
+        if row.run.has_experts:
+            fused = "fused experts" if plan.fused_experts else "experts apart"
+            graphs = "no graphs" if not plan.graphs else "graphs"
+            if plan.graphs == "full":
+                graphs = "step in a graph"
+            software = f"{int(plan.year)}, {fused}, {graphs}"
+            key = (gpu(plan.gpu).name, row.run.precision, plan.routing, software)
+            groups.setdefault(key, []).append(row)
+    lines = []
+    for key, own in sorted(groups.items()):
+        bias = float(np.median([row.error for row in own if row.error is not None]))
+        lines.append([*key, str(len(own)), _share(mean_error(own)), f"{bias * 100:+.1f} %"])
+    head = ["GPU", "precision", "routing", "software", "runs", "mean error", "bias"]
+    return _table(head, lines)
+
+
+def worst(rows: Sequence[RunPrice]) -> str:
+    """The table of the ten runs with experts that are furthest off, and why."""
+    own = [row for row in rows if row.run.has_experts]
+    own.sort(key=lambda row: -abs(row.error or 0.0))
+    lines = []
+    for row in own[:10]:
+        plan = row.price.plan
+        names = row.run.id, plan.model.name, f"{plan.gpus} {gpu(plan.gpu).name}"
+        text = WHY.get(row.run.id, f"not known; {suspect(row)}")
+        lines.append([*names, f"{(row.error or 0.0) * 100:+.0f} %", text])
+    return _table(["run", "model", "GPUs", "error", "why, as far as known"], lines)
+
+
+def _share(value: float) -> str:
+    return f"{value * 100:.1f} %"
+
+
 def vouched(runs: Iterable[TrainingRun], constants: Constants | None = None) -> list[RunPrice]:
-    """The prices of measured runs of quality `ok`."""
+    """The prices of measured runs whose throughput the source vouches for."""
     shipped = constants or Constants()
-    return [price_run(run, shipped) for run in runs if run.measured and run.quality == "ok"]
+    return [price_run(run, shipped) for run in runs if run.is_usable]
 
 
 def mean_error(rows: Iterable[RunPrice]) -> float:
@@ -218,7 +345,7 @@ def classes(rows: Sequence[RunPrice]) -> str:
     for name, (belongs, bar) in CLASSES.items():
         own = [row for row in rows if belongs(row)]
         bias = np.mean([row.error for row in own if row.error is not None])
-        shares = f"{mean_error(own):.1%}", f"{bias:+.1%}", f"{bar:.0%}"
+        shares = f"{mean_error(own):.1%}", f"{bias:+.1%}", f"{bar:.1%}"
         lines.append([name, str(len(own)), *(share.replace("%", " %") for share in shares)])
     return _table(["class", "runs", "mean error", "bias", "bar"], lines)
 
@@ -336,16 +463,6 @@ def factor_held_out(path: Path) -> tuple[list[float], float, float]:
     return factors, *single_node(judged)[:2]
 
 
-def _numbers(off: list[float]) -> list[str]:
-    size = np.abs(off)
-    return [
-        str(len(off)),
-        f"{np.median(size) * 100:.1f} %",
-        f"{np.percentile(size, 90) * 100:.0f} %",
-        f"{np.median(off) * 100:+.1f} %",
-    ]
-
-
 def constants() -> str:
     """The table of the fitted constants."""
     rows = [
@@ -355,35 +472,45 @@ def constants() -> str:
     return _table(["constant", "before", "fitted", "meaning"], rows)
 
 
-def write_expected(runs: Iterable[TrainingRun], table: str) -> None:
-    """Write the error to expect, from the table of runs held out, and the range of the runs."""
-    rows = re.findall(
-        r"^\| (dense|experts), (.*?) \| \d+ \| ([\d.]+) % \| (\d+) %", table, re.M
+def terms(runs: Sequence[TrainingRun]) -> str:
+    """The table of the constants of single terms, and the errors without each."""
+    own = [run for run in runs if run.has_experts]
+    rows = []
+    for name, (absent, origin) in TERMS.items():
+        without = mean_error(vouched(own, replace(Constants(), **{name: absent})))
+        value = f"{getattr(Constants(), name):g}"
+        rows.append([f"`{name}`", value, _share(without), origin])
+    return _table(["constant", "value", "without", "what, and its origin"], rows)
+
+
+def write_expected(runs: Iterable[TrainingRun], off: Errors) -> None:
+    """Write the errors to expect, and the range of the runs."""
+    classes = "".join(
+        f'    "{name}": ({number}, {median:g}, {most:g}),\n'
+        for name, (number, median, most) in expected(off).items()
     )
-    expected = "".join(
-        f"    ({kind == 'experts'}, {name == 'FP8'}): "
-        f"({float(median) / 100:.3f}, {int(most) / 100:.2f}),\n"
-        for kind, name, median, most in rows
-    )
+    pairs = "".join(f'    "{kind}": {most:g},\n' for kind, most in ranked(off).items())
     usual = [covered(price_run(run, Constants()).price) for run in runs if run.is_usable]
     ranges = ""
     for name in usual[0]:
         scale = 100 if name == "mfu" else 1
-        values = [each[name] * scale for each in usual]
+        values = [row[name] * scale for row in usual]
         low, high = np.floor(min(values)) / scale, np.ceil(max(values)) / scale
         ranges += f'    "{name}": ({low:g}, {high:.10g}),\n'
-    text = EVALUATION.read_text("utf-8")
-    for name, lines in (("EXPECTED", expected), ("COVERED", ranges)):
+    text = EXPECTED.read_text("utf-8")
+    for name, lines in (("EXPECTED", classes), ("RANKED", pairs), ("COVERED", ranges)):
         block = re.compile(rf"^{name} = {{\n.*?^}}\n", re.M | re.S)
         text = block.sub(lambda _, n=name, body=lines: f"{n} = {{\n{body}}}\n", text)
-    EVALUATION.write_text(text, "utf-8")
+    EXPECTED.write_text(text, "utf-8")
+    SHIPPED.clear()
+    SHIPPED.update(expected(off))
 
 
 def page(folder: Path) -> str:
     """The whole page; writes the error to expect, too."""
     runs = load(folder).runs
-    unseen = held_out(runs)
-    write_expected(runs, unseen)
+    off = held_out_errors([run for run in runs if run.is_usable], NEUTRAL)
+    write_expected(runs, off)
     rows = vouched(runs)
     iterations = folder.parent / "isp" / "vtrain_single.csv"
     single, regret, jobs = single_node(node_jobs(iterations))
@@ -391,15 +518,21 @@ def page(folder: Path) -> str:
     factors, *judged = factor_held_out(iterations)
     text = _ORDER.format(
         *(100 * share for share in (single, regret, plain, plain_regret, *judged)),
-        order=order(rows),
+        order=order([row for row in rows if not row.run.has_experts]),
+        experts=order([row for row in rows if row.run.has_experts]),
         fits=sum(row.price.fits for row in rows),
         runs=len(rows),
         groups=jobs,
         models=len(factors),
         factors=" or ".join(f"{factor:.2f}" for factor in sorted(set(factors))),
     )
-    parts = [_HEAD, _GROUPS, groups(runs), _CLASSES, classes(rows), text, _HELD_OUT, unseen]
+    shares = {kind: _share(most) for kind, most in ranked(off).items()}
+    experts = mean_error([row for row in rows if row.run.has_experts])
+    parts = [_HEAD.format(number=len(runs)), _GROUPS, groups(runs), _CLASSES, classes(rows)]
+    parts += [_EXPERTS, by_switches(rows), _WORST, worst(rows), text]
+    parts += [_HELD_OUT.format(least=LEAST, **shares), held_out(expected(off))]
     parts += [_CONSTANTS, constants(), _LEFT_OUT, left_out(runs)]
+    parts += [_TERMS.format(error=_share(experts)), terms(runs)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

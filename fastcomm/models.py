@@ -63,6 +63,8 @@ _GATED = ("silu", "swish", "swiglu")
 _LARGEST = 64 << 20  # bytes of a table
 _MOST_ROWS = 100_000
 _DELIMITERS = ",;\t"
+# Models whose experts have biases and clamps, and whose attention has sinks.
+_GPT_OSS = "gpt-oss"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class Experts:
     shared: int = 0  # total width of the experts that every token visits
     dense_layers: int = 0  # first layers, which have an MLP instead
     node_limit: int = 0  # most nodes that the experts of a token may lie on; 0 is no limit
+    has_bias: bool = False  # biases of the products, and a clamped gated unit, as in GPT-OSS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,7 @@ class Model:
     tied: bool = False  # whether embedding and head are one matrix
     mtp_layers: int = 0  # layers that predict a second token; only plans count them
     window: int = 0  # tokens of a sliding window on every second layer; as `mtp_layers`
+    has_sinks: bool = False  # a learned sink a head in attention, as in GPT-OSS
 
     @property
     def group(self) -> float:
@@ -395,6 +399,7 @@ def _model(config: dict[str, Any], path: Path) -> Model:
         latent=latent,
         experts=_experts(config, path, ffn),
         tied=bool(config.get("tied", config.get("tie_word_embeddings", False))),
+        has_sinks=config.get("model_type") == "gpt_oss",
     )
 
 
@@ -426,6 +431,7 @@ def _experts(config: dict[str, Any], path: Path, ffn: int) -> Experts | None:
         dense_layers=_number(config, "dense_layers", path, 0),
         # A single group of experts limits nothing.
         node_limit=_number(config, "node_limit", path, 0) if config.get("n_group") != 1 else 0,
+        has_bias=config.get("model_type") == "gpt_oss",
     )
 
 
@@ -564,6 +570,7 @@ def _model_of_row(row: Mapping[str, str], where: str) -> Model:
             shared=number("shared_ffn"),
             dense_layers=number("dense_layers"),
             node_limit=number("node_limit", _node_limit(row["name"])),
+            has_bias=row["name"].lower().startswith(_GPT_OSS),
         )
     window = row.get("sliding_window", "").partition(" ")[0]
     shape = {"kv_heads": heads, "layers": 1, "ffn": 4 * hidden, "vocab": VOCAB, "mtp_layers": 0}
@@ -577,6 +584,7 @@ def _model_of_row(row: Mapping[str, str], where: str) -> Model:
         experts=experts,
         tied=row.get("tied", "") in {"1", "true", "yes"},
         window=int(window) if window.isdecimal() else 0,
+        has_sinks=row["name"].lower().startswith(_GPT_OSS),
         **{name: number(name, default) for name, default in shape.items()},
     )
 

@@ -34,7 +34,7 @@ DESCRIPTIONS = {
     "fastcomm.info.info.kinds",
     "fastcomm.stragglers.analysis.headline",
     "fastcomm.dispatch.simulation.in_ns",
-    "fastcomm.planning.result.expected_error",
+    "fastcomm.planning.expected.expected_error",
     "fastcomm.planning.result.strategy_text",
     "fastcomm.planning.result.suspect",
     "fastcomm.isp.layer.two_gpus",

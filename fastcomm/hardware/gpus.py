@@ -36,6 +36,7 @@ GROWTH = {
 _AS_WRITTEN = (
     *("name", "watts", "attention_kernel", "attention_backward", "has_mx", "experts_like"),
     "derived",
+    *("cpu", "gemm_speed", "training_attention"),
 )
 
 
@@ -288,6 +289,12 @@ class Gpu:
     collectives: dict[str, dict[int, Surface]] = field(default_factory=dict)
     # Recipes of experts whose times are those of another one.
     experts_like: dict[str, str] = field(default_factory=dict)
+    # Attention as trainers run it today, causal at 4096 tokens, by kernel: heads, key and value
+    # heads, forward and backward in ms; also of FP8. Empty: the kernels of `attention`.
+    training_attention: dict[str, list[float]] = field(default_factory=dict)
+    # Speed of a GEMM by precision, over that of the GPU that it is like.
+    gemm_speed: dict[str, float] = field(default_factory=dict)
+    cpu: str = ""  # of the host: "grace", or x86
     # What is not measured on this GPU, for output.
     derived: str = ""
     # Medians of relative errors on held-out measurements by kind, for output.

@@ -26,7 +26,7 @@ from fastcomm.planning.options import PlanOptions, PriceOptions
 
 if TYPE_CHECKING:
     from fastcomm.models import Model
-    from fastcomm.planning.price import Constants
+    from fastcomm.planning.constants import Constants
     from fastcomm.planning.runs import RunCalibration
     from fastcomm.planning.search import PlanSearch
 
@@ -154,8 +154,9 @@ def price(
     where the cluster names a measured GPU (dgx-a100, dgx-h100, dgx-b200, gb200-nvl72), and are
     marked elsewhere (dgx-a100-40, dgx-h200, dgx-h800, dgx-b300, gb300-nvl72). Keys of
     --strategy: tp, pp, vp, cp, ep, etp, dp, micro-batch, sharding (ddp, zero1, zero2, zero3,
-    hsdpN), recompute (none, selective, partial, full), precision, overlap, dispatch,
-    gradients (bf16, fp32), year, trainer.
+    hsdpN), recompute (none, selective, partial, full, parts of a layer), precision, overlap,
+    dispatch, routing (forced, natural), graphs, fused-experts, fp8-attention, gradients and
+    moments (bf16, fp32), year, trainer.
     """
     from fastcomm.planning import tables
     from fastcomm.planning.price import price_plan
@@ -222,7 +223,7 @@ def _constants(
     path: Path | None, shapes: "dict[str, Model]"
 ) -> "tuple[Constants, RunCalibration | None]":
     """Return the shipped constants, or those fitted to the runs of a file, and the fit."""
-    from fastcomm.planning.price import Constants
+    from fastcomm.planning.constants import Constants
 
     if path is None:
         return Constants(), None

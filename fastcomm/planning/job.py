@@ -20,7 +20,15 @@ from fastcomm.planning.options import JobOptions
 from fastcomm.planning.trainers import DEFAULT, TRAINERS, Trainer
 from fastcomm.units import parse_quantity
 
-RECOMPUTE = ("none", "selective", "partial", "full")
+# Also all but the products of query, key, value and attention's output, as MaxText can.
+_ALL_BUT_ATTENTION = "all_but_qkv_out"
+RECOMPUTE = ("none", "selective", "partial", "full", _ALL_BUT_ATTENTION)
+# Parts of a layer that Megatron-Core recomputes alone, joined by "+"; `moe` is the whole layer
+# of experts, `mlp` that of layers without experts.
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+# What CUDA graphs replace: all launches of a step, or those of parts of a layer, joined by "+".
+GRAPHS = ("full", "attn", "mlp", "moe_router", "moe_preprocess")
+ROUTING = ("forced", "natural")
 # Recipe of FP8 by the names of trainers; a GPU has surfaces of GEMM for some of them.
 RECIPES = {
     "bf16": "bf16",
@@ -37,11 +45,12 @@ UNKNOWN = "unknown"
 DISPATCHES = ("alltoall", "deepep", "hybridep")
 _WAYS = ("overlapped", "capacity")  # with another micro-batch; padded, without dropless sizes
 GRADIENTS = {"bf16": 2, "fp32": 4}  # bytes of an accumulated gradient
+MOMENTS = {"fp32": 8, "bf16": 4}  # bytes of the optimizer's two moments of a parameter
 _BF16_GRADIENTS = 2023.9  # year of the stack
 _YEARS = (2000, 2100)
 # Stages of ZeRO that divide parameters, gradients and optimizer states.
 _DIVIDED = ("zero3",), ("zero2", "zero3"), ("zero1", "zero2", "zero3")
-YEAR = 2025.0  # of a stack, if none is given
+YEAR = 2026.5  # of a stack, if none is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +58,9 @@ class Plan:
     """A model, its GPUs and batch, and the whole strategy.
 
     `sharding` is "ddp", "zero1", "zero2", "zero3", or "hsdpN" for `zero3` over N ranks that
-    others replicate. `recompute` is one of `RECOMPUTE`, or the number of layers of a pipeline
-    stage that are recomputed. `etp` divides an expert. `year` is that of the stack.
+    others replicate. `recompute` is one of `RECOMPUTE`, some of `MODULES` joined by "+", or the
+    number of layers of a pipeline stage that are recomputed. `etp` divides an expert. `year` is
+    that of the stack.
     """
 
     model: Model
@@ -74,8 +84,12 @@ class Plan:
     overlap: bool = True
     dispatch: str = "alltoall"  # "deepep", "hybridep"; with "overlapped", "capacity"
     gradients: str = ""  # of `GRADIENTS`; empty is that of the year
+    moments: str = "fp32"  # of `MOMENTS`
     year: float = YEAR
-    graphs: float = 0.0  # share of launches that CUDA graphs replace
+    graphs: str = ""  # some of `GRAPHS`, joined by "+"
+    routing: str = ROUTING[0]  # of tokens: "forced" to equal shares, or as a router decides
+    fused_experts: bool = False  # expert GEMMs, activation and quantization in one kernel
+    fp8_attention: bool = False
     offloaded: int = 0  # layers whose activations are moved to the host
     memory: float | None = None  # of a GPU; None is that of the GPU's file
     power_share: float = 1.0  # of the GPU's usual power limit, by which compute is slower
@@ -135,8 +149,38 @@ class Plan:
         if self.recompute.isdecimal():
             return min(1.0, int(self.recompute) / self.stage_layers)
         selective = self.trainer_rules.selective_layers if self.is_fsdp else 0.0
-        shares = {"full": 1.0, "partial": 0.5, "selective": selective}
+        shares = {
+            "full": 1.0,
+            _ALL_BUT_ATTENTION: 1.0,
+            "partial": 0.5,
+            "selective": selective,
+        }
         return shares.get(self.recompute, 0.0)
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Parts of each layer that are recomputed, of `MODULES`."""
+        return frozenset(self.recompute.split("+")) & frozenset(MODULES)
+
+    @property
+    def keeps_attention(self) -> bool:
+        """Whether recompute leaves out the products of attention: their outputs are kept."""
+        return self.recompute == _ALL_BUT_ATTENTION
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's states of a parameter: its fp32 copy and two moments."""
+        return 4 + MOMENTS[self.moments]
+
+    @property
+    def graph_parts(self) -> frozenset[str]:
+        """What CUDA graphs replace, of `GRAPHS`."""
+        return frozenset(filter(None, self.graphs.split("+")))
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether experts get equally many rows: tokens above a capacity are dropped."""
+        return "capacity" in self.dispatch
 
     @property
     def stage_layers(self) -> int:
@@ -191,13 +235,18 @@ class Plan:
             "recompute": RECOMPUTE,
             "gradients": ("", *GRADIENTS),
             "trainer": TRAINERS,
+            "routing": ROUTING,
+            "moments": MOMENTS,
         }
         for name, values in names.items():
-            if name == "recompute" and re.fullmatch(r"[1-9]\d{0,3}", self.recompute):
+            if name == "recompute" and self._is_partial_recompute():
                 continue
             if getattr(self, name) not in values:
                 expected = f"one of {', '.join(filter(None, values))}"
                 raise invalid_value(name, getattr(self, name), expected)
+        if unknown := self.graph_parts - set(GRAPHS):
+            expected = f"some of {', '.join(GRAPHS)}, joined by +"
+            raise invalid_value("graphs", min(unknown), expected)
         chip, recipe = gpu(self.gpu), RECIPES[self.precision]
         if recipe != "bf16" and "fp8" not in chip.peaks:
             raise ConfigError(f"precision {self.precision}: {chip.name} has no FP8")
@@ -205,6 +254,12 @@ class Plan:
             raise ConfigError(
                 f"precision mxfp8: {chip.name} has no MX formats; take fp8_cs or fp8_block"
             )
+
+    def _is_partial_recompute(self) -> bool:
+        """Whether `recompute` is a number of layers, or names parts of a layer."""
+        parts = self.recompute.split("+")
+        is_number = re.fullmatch(r"[1-9]\d{0,3}", self.recompute) is not None
+        return is_number or set(parts) <= set(MODULES)
 
     def _check_batch(self) -> None:
         """Raise `ConfigError` unless dp x micro-batch divides the batch."""
@@ -291,8 +346,12 @@ def virtual_stages(plan: Plan) -> tuple[int, ...]:
 
 
 _SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "micro_batch")
-_TEXTS = ("sharding", "recompute", "precision", "dispatch", "gradients", "trainer")
-_KEYS = (*_SIZES, *_TEXTS, "overlap", "year", "dp")
+_TEXTS = (
+    *("sharding", "recompute", "precision", "dispatch", "gradients", "trainer", "graphs"),
+    *("routing", "moments"),
+)
+_SWITCHES = ("overlap", "fused_experts", "fp8_attention")
+_KEYS = (*_SIZES, *_TEXTS, *_SWITCHES, "year", "dp")
 
 
 def with_strategy(plan: Plan, text: str) -> Plan:
@@ -349,8 +408,8 @@ def with_values(plan: Plan, values: Mapping[str, str], where: str) -> Plan:
     for name, value in values.items():
         if name in _SIZES:
             changes[name] = parse_quantity(value, f"{where}: {name}", RANKS.most)
-        elif name == "overlap":
-            changes[name] = parse_overlap(value, where)
+        elif name in _SWITCHES:
+            changes[name] = parse_switch(value, f"{where}: {name}")
         elif name == "year":
             changes[name] = parse_date(value, f"{where}: year")
         else:
@@ -358,11 +417,11 @@ def with_values(plan: Plan, values: Mapping[str, str], where: str) -> Plan:
     return replace(plan, **changes)  # type: ignore[arg-type]
 
 
-def parse_overlap(text: str, where: str) -> bool:
-    """Return whether gradients and parameters overlap with compute."""
+def parse_switch(text: str, where: str) -> bool:
+    """Return whether a switch of a strategy is on; `where` begins the message of an error."""
     answers = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
     if text not in answers:
-        raise invalid_value(f"{where}: overlap", text, "yes or no")
+        raise invalid_value(where, text, "yes or no")
     return answers[text]
 
 

@@ -62,6 +62,12 @@ class PlanOptions(JobOptions):
         is_common=True,
         may_be_empty=False,
     )
+    routing: Literal["forced", "natural"] = option_field(
+        "Routing of tokens to experts: forced (to equal shares), natural.",
+        "forced",
+        group=SPACE,
+        metavar="NAME",
+    )
     fix: str | None = option_field(
         "Values of all strategies, as in tp=8,pp=4: keys of --strategy of plan price.",
         group=SPACE,

@@ -9,8 +9,9 @@ import numpy as np
 from fastcomm.hardware.gpus import gpu
 from fastcomm.isp.layer import Term
 from fastcomm.isp.page import cloud, front_lead, speed_by_memory
+from fastcomm.planning.expected import expected_error
 from fastcomm.planning.price import PlanPrice
-from fastcomm.planning.result import expected_error, strategy_text
+from fastcomm.planning.result import strategy_text
 from fastcomm.planning.search import PlanSearch, bottleneck
 from fastcomm.show import pages
 from fastcomm.show.charts import BarChart, Part, row_bars, row_tips
@@ -98,8 +99,8 @@ def _ranking(result: PlanSearch, prices: Sequence[PlanPrice]) -> Section:
     error = f"n/a, {expected.reason}"
     if expected.median is not None and expected.most is not None:
         error = (
-            f"{pages.percent(expected.median)} (median on published runs), in one of ten more "
-            f"than {pages.percent(expected.most)}"
+            f"{pages.percent(expected.median)} (median of {expected.runs} published runs: "
+            f"{expected.of}), in one of ten more than {pages.percent(expected.most)}"
         )
     drawn = figure(
         "layouts-chart",

@@ -8,65 +8,32 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import log2
 
-from fastcomm.hardware.gpus import Gpu, bus_factor, gpu
-from fastcomm.isp.layer import Term, visited_nodes
-from fastcomm.models import Experts
-from fastcomm.planning.job import RECIPES, Plan
-
-CALIBRATED = (
-    *("network_share", "overlap_loss", "tp_exposed", "elementwise", "gemm_slowdown"),
-    *("host_layer_s", "host_experts", "host_expert", "experts_slowdown"),
-    *("straggling", "step_s"),
+from fastcomm.hardware.gpus import gpu
+from fastcomm.isp.layer import Term
+from fastcomm.planning.attention import OLD_ATTENTION, attention_times, is_fused
+from fastcomm.planning.constants import Constants
+from fastcomm.planning.experts import (
+    activation_time,
+    exchange_time,
+    expert_elementwise,
+    expert_gemms,
+    waiting_time,
 )
-ELEMENT = 2  # bytes of an activation and of a weight
-OLD_ATTENTION, _FA2, _FA3 = 2022.5, 2023.6, 2024.6  # years of stacks
-# FlashAttention-2 on Hopper and newer takes about 1.7 times as long as the kernels made for
-# them (arXiv 2407.08608); the kernels of 2022 for unfused attention reach 0.45 of the peak.
-_FA2_SLOWDOWN, _UNFUSED = 1.7, 0.45
-# FlashAttention-1 takes twice as long as its successor (arXiv 2307.08691).
-_FA1_SLOWDOWN = 2.0
-# Bytes moved for an element of unfused scores: softmax, mask and dropout, both ways.
-_SCORE_BYTES = 12
-_EXPERTS_BACKWARD = 2.1  # two grouped GEMMs of the forward's FLOPs, and both permutations
-# Dispatch in FP8 and combine in bf16, over both in bf16, as DeepSeek trains (arXiv 2412.19437).
-_FP8_DISPATCH = 0.75
+from fastcomm.planning.job import RECIPES, Plan
+from fastcomm.planning.kernels import (
+    ELEMENT,
+    gemm_factor,
+    matmul,
+    plan_collective,
+    recipe_of,
+)
+
 _PASSES = (0, 1)
+# Memory of CUDA graphs over that of activations: of a whole step with experts, whose rows are
+# reserved, and of parts (Hy3 on GB300: 187 GB without graphs, 225 and 193 with them).
+_WHOLE_POOL, _PART_POOL = 0.5, 0.08
+_NORM_SHARE = 0.3  # of the bytes of element-wise kernels: norms and their inputs
 _CONTEXT = 3e9  # bytes of the CUDA context, NCCL buffers and fragmentation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constants:
-    """What no data sheet and no kernel tells; `CALIBRATED` names those that are fitted.
-
-    Each has one meaning. The values of `CALIBRATED` are fitted to published runs, see
-    docs/plan-runs.md; the start of collectives between nodes is an assumption.
-    """
-
-    # Share of the bandwidth between nodes that collectives reach.
-    network_share: float = 0.95
-    # Start of a collective between nodes, and what each further node adds, s.
-    network_start_s: float = 40e-6
-    network_node_s: float = 2e-6
-    # Share of the shorter of two overlapped parts that is lost.
-    overlap_loss: float = 0.27
-    # Share of tensor parallel communication that no GEMM overlaps.
-    tp_exposed: float = 0.69
-    # Bytes that element-wise kernels move over those that fused ones would.
-    elementwise: float = 1.2
-    # Time of a GEMM of a training step over that of the kernel alone.
-    gemm_slowdown: float = 1.1
-    # Time of the host to launch a layer's kernels, both passes, s.
-    host_layer_s: float = 1.5e-3
-    # Time of the host for a layer with experts over that of a usual one, and what each expert
-    # of a rank adds.
-    host_experts: float = 4
-    host_expert: float = 0.3
-    # Time of experts' routing, permutation and synchronization over the layer's own.
-    experts_slowdown: float = 2.1
-    # Share of the step that is lost to the slowest node, for each doubling of their number.
-    straggling: float = 0.003
-    # Host time of a step besides its layers: data, optimizer, logging, s.
-    step_s: float = 34e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,79 +48,11 @@ class LayerTimes:
         return sum(pair[way] for pair in self.parts.values())
 
 
-@lru_cache(maxsize=1 << 16)
-def _matmul(name: str, recipe: str, m: float, n: float, k: float) -> float:
-    return float(gpu(name).matmul(recipe, m, n, k))
-
-
-@lru_cache(maxsize=1 << 14)
-def _flash(name: str, kernel: str, width: int, seq: float, heads: float, kv: float) -> float:
-    return float(gpu(name).flash(kernel, width, seq, heads, kv))
-
-
-@lru_cache(maxsize=1 << 16)
-def _inside(name: str, op: str, size: float, ranks: int) -> float:
-    return float(gpu(name).inside(op, size, ranks))
-
-
-@lru_cache(maxsize=1 << 14)
-def _grouped(name: str, recipe: str, *sizes: float) -> float:
-    return float(gpu(name).grouped(recipe, *sizes))
-
-
-def plan_collective(
-    plan: Plan, constants: Constants, op: str, size: float, ranks: int, stride: int = 1
-) -> float:
-    """Return the time of a collective in s; 0 for one rank or no bytes.
-
-    Inside an NVLink domain it is measured. Between domains it is the longer of the parts
-    inside and outside; the groups of a domain share its links to others.
-
-    Parameters
-    ----------
-    plan, constants
-        Cluster, and fitted constants.
-    op
-        Such as "all_gather".
-    size
-        Payload in bytes, as in nccl-tests.
-    ranks
-        Number of ranks of the group.
-    stride
-        Distance between two consecutive ranks of the group.
-
-    """
-    if ranks <= 1 or size <= 0:
-        return 0.0
-    room = plan.domain
-    if (ranks - 1) * stride < room:
-        return _inside(plan.gpu, op, size, ranks)
-    own = max(1, room // stride)  # ranks of a group in a domain
-    domains = -(-ranks // own)
-    rate = plan.node_bytes_per_s * constants.network_share
-    if op == "all_to_all":
-        outside = size / ranks * (ranks - own) * room / rate
-    else:
-        outside = float(bus_factor(op, ranks)) * size * min(stride, room) / rate
-    start = constants.network_start_s + constants.network_node_s * (domains - 1)
-    return start + max(outside, _inside(plan.gpu, op, size, own))
-
-
-def _recipe(plan: Plan, chip: Gpu) -> str:
-    recipe = RECIPES[plan.precision]
-    return recipe if recipe in chip.gemm else "bf16"
-
-
-def _matrices(plan: Plan) -> list[tuple[float, float]]:
-    """Return n and k of the GEMMs of a layer that every token visits, on a rank."""
-    model, tp = plan.model, plan.tp
-    shapes = _attention_matrices(plan)
-    experts = model.experts
-    gates = 1 if model.mlp == "swiglu" else 0
-    width = experts.shared if experts else model.ffn
-    if width:
-        shapes += [((1 + gates) * width / tp, model.hidden), (model.hidden, width / tp)]
-    return shapes
+def _mlp_matrices(plan: Plan, width: float) -> list[tuple[float, float]]:
+    """Return n and k of the GEMMs of an MLP of a width, on a rank."""
+    hidden, gates = plan.model.hidden, 1 if plan.model.mlp == "swiglu" else 0
+    width /= plan.tp
+    return [((1 + gates) * width, hidden), (hidden, width)] if width else []
 
 
 def _attention_matrices(plan: Plan) -> list[tuple[float, float]]:
@@ -171,49 +70,19 @@ def _attention_matrices(plan: Plan) -> list[tuple[float, float]]:
     return [(wide, model.hidden), (model.hidden, model.heads * width / tp)]
 
 
-def _gemms(plan: Plan, constants: Constants, shapes: list[tuple[float, float]]) -> list[float]:
-    """Return the times of GEMMs in the forward and in the backward pass."""
-    recipe, m = _recipe(plan, gpu(plan.gpu)), plan.tokens
+def _gemms(
+    plan: Plan, constants: Constants, shapes: list[tuple[float, float]]
+) -> tuple[float, float]:
+    """Return the times of GEMMs in the forward and in the backward pass, in s."""
+    recipe, m = recipe_of(plan), plan.tokens
     times = [0.0, 0.0]
     for n, k in shapes:
-        times[0] += _matmul(plan.gpu, recipe, m, n, k)
-        times[1] += _matmul(plan.gpu, recipe, m, k, n) + _matmul(plan.gpu, recipe, n, k, m)
-    return [time * constants.gemm_slowdown / plan.power_share for time in times]
-
-
-def _attention(plan: Plan) -> tuple[float, float]:
-    """Return the time of attention; context parallelism divides it evenly."""
-    model, chip = plan.model, gpu(plan.gpu)
-    heads = plan.micro_batch * model.heads / plan.tp
-    kv = plan.micro_batch * max(1.0, model.kv_heads / plan.tp)
-    width = model.rotary if not model.latent else 160
-    if plan.year < OLD_ATTENTION:
-        forward = _unfused(plan, chip, heads, width)
-        return forward, 2 * forward
-    kernel, factor = chip.attention_kernel, chip.attention_backward
-    slow = 1.0
-    # PyTorch's own attention stays at FlashAttention-2.
-    torch = plan.trainer_rules.has_torch_attention
-    if kernel == "fa3" and (plan.year < _FA3 or torch):
-        slow, factor = _FA2_SLOWDOWN, 2.9
-    if plan.year < _FA2:
-        slow *= _FA1_SLOWDOWN
-    if torch:
-        # PyTorch's ring gives the last rank most of the causal work.
-        slow *= 2 - 1 / plan.cp
-    slow /= plan.power_share
-    name = "mla" if model.latent and "mla_160" in chip.attention else kernel
-    time = _flash(plan.gpu, name, width, plan.seq_len, heads, kv) * slow / plan.cp
-    if model.window:
-        share = min(1.0, 2 * model.window / plan.seq_len)
-        time *= (1 + share) / 2
-    return time, factor * time
-
-
-def _unfused(plan: Plan, chip: Gpu, heads: float, width: int) -> float:
-    scores = heads * plan.seq_len**2 / plan.cp
-    compute = 4 * scores * width / (_UNFUSED * chip.peaks["bf16"])
-    return compute + _SCORE_BYTES * scores / chip.hbm
+        times[0] += matmul(plan.gpu, recipe, m, n, k)
+        times[1] += matmul(plan.gpu, recipe, m, k, n) + matmul(plan.gpu, recipe, n, k, m)
+    factor = gemm_factor(plan, constants)
+    if plan.precision == "mxfp8":
+        factor *= constants.mxfp8_slowdown
+    return times[0] * factor, times[1] * factor
 
 
 def _elementwise(plan: Plan, constants: Constants) -> tuple[float, float]:
@@ -225,44 +94,6 @@ def _elementwise(plan: Plan, constants: Constants) -> tuple[float, float]:
     moved = 20 * model.hidden + 4 * wide + (6 if model.mlp == "swiglu" else 4) * ffn
     forward = constants.elementwise * plan.tokens * moved / plan.tp / gpu(plan.gpu).hbm
     return forward, 1.6 * forward
-
-
-def _experts(plan: Plan, constants: Constants, experts: Experts) -> tuple[float, float]:
-    """Return the time of a layer of experts: routing, permutation, grouped GEMMs."""
-    chip = gpu(plan.gpu)
-    tokens = plan.tokens / plan.tp * plan.etp
-    recipe = RECIPES[plan.precision]
-    recipe = chip.experts_like.get(recipe, recipe)
-    recipe = recipe if recipe in chip.experts else "bf16"
-    own = experts.number / plan.ep
-    weights = plan.model.hidden * experts.ffn / plan.etp
-    time = _grouped(plan.gpu, recipe, tokens * experts.top_k, own, weights, tokens)
-    time *= constants.experts_slowdown / plan.power_share
-    return time, _EXPERTS_BACKWARD * time
-
-
-def _exchange(plan: Plan, constants: Constants, experts: Experts) -> float:
-    """Return the time of dispatch and combine of a layer in one pass."""
-    if plan.ep <= 1:
-        return 0.0
-    tokens = plan.tokens / plan.tp
-    copies = float(experts.top_k)
-    room = plan.domain // max(1, plan.etp)
-    nodes = -(-plan.ep // room)
-    if "deepep" in plan.dispatch or "hybridep" in plan.dispatch:
-        # A token crosses once to each rank of a domain, or to each domain, that needs it.
-        places = nodes if nodes > 1 else plan.ep
-        if places != nodes:
-            experts = replace(experts, node_limit=0)  # which bounds nodes, not ranks
-        if experts.number % places == 0:
-            copies = min(copies, visited_nodes(experts, places))
-    size = tokens * copies * plan.model.hidden * ELEMENT
-    if plan.precision == "fp8_block" and "deepep" in plan.dispatch:
-        size *= _FP8_DISPATCH
-    # Ranks that divide an expert gather the tokens of each other.
-    shared = plan_collective(plan, constants, "all_gather", size * plan.etp, plan.etp)
-    own = plan_collective(plan, constants, "all_to_all", size, plan.ep, plan.etp)
-    return 2 * (shared + own)
 
 
 def exposed(constants: Constants, comm: float, work: float) -> float:
@@ -311,57 +142,95 @@ def layer_times(plan: Plan, constants: Constants, *, dense: bool = False) -> Lay
         Whether the layer has no experts, in a model with some.
 
     """
-    shapes = _matrices(plan)
-    experts = None if dense else plan.model.experts
-    if dense:
-        ffn = plan.model.ffn / plan.tp
-        hidden = plan.model.hidden
-        shapes = [*_attention_matrices(plan), (2 * ffn, hidden), (hidden, ffn)]
-    first, second = _gemms(plan, constants, shapes)
-    attention = _attention(plan)
+    model, shapes = plan.model, _attention_matrices(plan)
+    experts = None if dense else model.experts
+    mlp = _mlp_matrices(plan, experts.shared if experts else model.ffn)
+    attention = attention_times(plan)
     parts = {
-        "GEMM": (first, second),
+        "GEMM": _gemms(plan, constants, [*shapes, *mlp]),
         "attention": attention,
         "element-wise": _elementwise(plan, constants),
     }
     exchange = 0.0
     if experts:
-        parts["experts"] = _experts(plan, constants, experts)
-        exchange = _exchange(plan, constants, experts)
-    work = tuple(sum(pair[way] for pair in parts.values()) for way in _PASSES)
-    parts = _with_recompute(plan, parts)
+        parts["experts"] = expert_gemms(plan, constants, experts)
+        parts["experts, element-wise"] = expert_elementwise(plan, constants, experts)
+        exchange = exchange_time(plan, constants, experts)
+    parts = _with_recompute(plan, constants, parts, mlp)
     tensor = _tensor(plan, constants)
     again = plan.recomputed
     parts["tensor parallelism"] = (tensor[0], tensor[1] + again * tensor[0])
     parts["context parallelism"] = _context(plan, constants, attention)
     if exchange:
-        shown = [exchange, exchange * (1 + again)]
-        if "overlapped" in plan.dispatch:
-            shown = [exposed(constants, t, w) for t, w in zip(shown, work, strict=True)]
-        parts["expert exchange"] = (shown[0], shown[1])
+        share = constants.exchange_exposed if "overlapped" in plan.dispatch else 1.0
+        again = max(again, float("moe" in plan.modules))
+        parts["expert exchange"] = (share * exchange, share * exchange * (1 + again))
     return LayerTimes(parts=parts, exchange=(exchange, exchange))
 
 
 def _with_recompute(
-    plan: Plan, parts: dict[str, tuple[float, float]]
+    plan: Plan,
+    constants: Constants,
+    parts: dict[str, tuple[float, float]],
+    mlp: list[tuple[float, float]],
 ) -> dict[str, tuple[float, float]]:
-    """Add what the backward pass computes again."""
-    shares = dict.fromkeys(parts, plan.recomputed)
-    if plan.recompute == "selective" and not plan.recomputed:
-        shares["attention"] = 1.0 if plan.year < OLD_ATTENTION else 0.0
-        shares["element-wise"] = 0.5
+    """Add what the backward pass computes again; `mlp` has the matrices of the MLP."""
+    shares = dict.fromkeys(parts, plan.recomputed) | _shares_again(plan)
+    extra = _products_again(plan, constants, mlp, has_experts="experts" in parts)
+    experts = plan.model.experts
+    if experts and "experts" in parts and {"moe", "moe_act"} & plan.modules == {"moe_act"}:
+        extra["experts, element-wise"] = activation_time(plan, constants, experts)
     return {
-        name: (forward, backward + shares[name] * forward)
+        name: (forward, backward + shares[name] * forward + extra.get(name, 0.0))
         for name, (forward, backward) in parts.items()
     }
 
 
+def _shares_again(plan: Plan) -> dict[str, float]:
+    """Return the shares of parts of a layer that selective recompute runs again."""
+    modules, shares = plan.modules, {}
+    if plan.recompute == "selective" and not plan.recomputed:
+        shares = {"attention": 0.0 if is_fused(plan) else 1.0, "element-wise": 0.5}
+    if "core_attn" in modules:
+        shares["attention"] = 1.0
+    if "layernorm" in modules:
+        shares["element-wise"] = _NORM_SHARE
+    if "moe" in modules:
+        shares |= {"experts": 1.0, "experts, element-wise": 1.0}
+    return shares
+
+
+def _products_again(
+    plan: Plan, constants: Constants, mlp: list[tuple[float, float]], *, has_experts: bool
+) -> dict[str, float]:
+    """Return the time of GEMMs that recompute of parts of a layer adds to that of the whole."""
+    modules, time = plan.modules, 0.0
+    if plan.keeps_attention:
+        time -= _gemms(plan, constants, _attention_matrices(plan))[0]
+    if "mla_up_proj" in modules and plan.model.latent:
+        time += _gemms(plan, constants, _attention_matrices(plan)[1:3])[0]
+    if ({"moe", "shared_experts"} if has_experts else {"mlp"}) & modules:
+        time += _gemms(plan, constants, mlp)[0]
+    return {"GEMM": time}
+
+
 def host_time(plan: Plan, constants: Constants) -> float:
-    """Return the time of the host to launch a layer, both passes, in s."""
+    """Return the time of the host to launch a layer without experts, both passes, in s."""
     host = constants.host_layer_s * plan.trainer_rules.host_factor * (1 + plan.recomputed / 3)
-    if experts := plan.model.experts:
-        host *= constants.host_experts + constants.host_expert * experts.number / plan.ep
-    return host * (1 - plan.graphs)
+    return 0.0 if "full" in plan.graph_parts else host
+
+
+def layer_waiting(plan: Plan, constants: Constants, layer: LayerTimes) -> float:
+    """Return the time that the GPU waits for the host in a layer with experts, in s."""
+    experts = plan.model.experts
+    assert experts is not None  # of such a layer
+    total = sum(layer.total(way) for way in _PASSES)
+    routed = sum(
+        sum(pair)
+        for name, pair in layer.parts.items()
+        if name in ("experts", "experts, element-wise", "expert exchange")
+    )
+    return waiting_time(plan, constants, experts, (total - routed, routed))
 
 
 def layer_weights(plan: Plan) -> tuple[float, float]:
@@ -403,8 +272,11 @@ def head_time(plan: Plan, constants: Constants) -> float:
     model = plan.model
     m, n, k = plan.tokens, model.vocab / plan.tp, model.hidden
     shapes = ((m, n, k), (m, k, n), (n, k, m))
-    gemms = sum(_matmul(plan.gpu, "bf16", *shape) for shape in shapes)
-    return constants.gemm_slowdown * gemms + 20 * m * n / gpu(plan.gpu).hbm
+    gemms = sum(matmul(plan.gpu, "bf16", *shape) for shape in shapes)
+    factor = constants.gemm_slowdown * (
+        constants.blackwell_slowdown if gpu(plan.gpu).has_mx else 1.0
+    )
+    return factor * gemms + 20 * m * n / gpu(plan.gpu).hbm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,7 +342,7 @@ class _Stack:
     dense: LayerTimes | None
     counts: tuple[int, int]
     gathers: tuple[float, float]  # exposed, of a layer
-    host_s: float  # least time of a layer, both passes
+    waits_s: tuple[float, float]  # for the host in a layer of each kind, both passes
     logits_s: float  # of a micro-batch
 
     @cached_property
@@ -482,19 +354,20 @@ class _Stack:
                 totals[name] = totals.get(name, 0.0) + count * sum(pair)
         layers = sum(self.counts)
         totals["weight gathers"] = layers * sum(self.gathers)
-        device = sum(totals.values())
-        totals["waiting for the host"] = max(0.0, layers * self.host_s - device)
+        waits = zip(self.counts, self.waits_s, strict=True)
+        totals["waiting for the host"] = sum(count * wait for count, wait in waits)
         return totals
 
     @cached_property
     def device_bound(self) -> tuple[float, float]:
-        """Time of both passes of all layers, without gathers and waiting."""
+        """Time of both passes of all layers, without gathers; a third of waiting is forward."""
         usual, dense = self.counts
         forward, backward = (
             usual * self.usual.total(way) + (dense * self.dense.total(way) if self.dense else 0)
-            for way in (0, 1)
+            for way in _PASSES
         )
-        return forward, backward
+        waits = self.sums["waiting for the host"]
+        return forward + waits / 3, backward + waits * 2 / 3
 
 
 def _stack(plan: Plan, constants: Constants) -> _Stack:
@@ -521,12 +394,19 @@ def _whole_stack(plan: Plan, constants: Constants) -> _Stack:
     usual = layer_times(plan, constants)
     skipped = model.experts.dense_layers if model.experts else 0
     dense = layer_times(plan, constants, dense=True) if skipped else None
+    gathers, host = fsdp_gathers(plan, constants, usual), host_time(plan, constants)
+    waits = [
+        max(0.0, host - layer.total(0) - layer.total(1) - sum(gathers)) if layer else 0.0
+        for layer in (usual, dense)
+    ]
+    if model.experts:
+        waits[0] = max(0.0, layer_waiting(plan, constants, usual) - sum(gathers))
     return _Stack(
         usual=usual,
         dense=dense,
         counts=(model.layers - skipped + model.mtp_layers, skipped),
-        gathers=fsdp_gathers(plan, constants, usual),
-        host_s=host_time(plan, constants),
+        gathers=gathers,
+        waits_s=(waits[0], waits[1]),
         logits_s=head_time(plan, constants) * (1 + model.mtp_layers),
     )
 
@@ -633,7 +513,8 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
         gather_s = exposed(constants, gather_s, forward)
     shards = plan.shards[2]
     states = dense / shards + experts / max(1, min(shards, groups[1][1]))
-    update = 30 * states / gpu(plan.gpu).hbm
+    # Weights, gradients, and the states read and written.
+    update = (6 + 2 * plan.state_bytes) * states / gpu(plan.gpu).hbm
     return [
         Term("gradient reduction", reduce_s, f"over {groups[0][1]} ranks"),
         Term("parameter sync", gather_s, f"over {groups[0][1]} ranks"),
@@ -653,7 +534,8 @@ def _memory(plan: Plan) -> tuple[Term, ...]:
         "gathered weights": "2 layers",
         "activations": f"{plan.stage_layers} layers of {_in_flight(plan):.3g} micro-batches, "
         f"recompute {plan.recompute}",
-        "logits": "and their gradient",
+        "logits": "and their gradient; of a pipeline, what the last stage needs more",
+        "CUDA graphs": "their own memory",
         "context": "driver, NCCL, fragmentation",
     }
     shown = [Term(name, value, texts[name]) for name, value in values.items() if value]
@@ -672,14 +554,21 @@ def _bytes(plan: Plan) -> dict[str, float]:
     para, grads, states = plan.shards
     rules = plan.trainer_rules
     gathered = 2 * ELEMENT * sum(layer_weights(plan)) if para > 1 else 0.0
+    activations = _activations(plan, _in_flight(plan))
+    logits = rules.logit_bytes * plan.tokens * plan.model.vocab / plan.tp
+    if plan.pp > 1:
+        # The last stage, which has the logits, holds fewer micro-batches than the first.
+        last = _activations(plan, max(1.0, _in_flight(plan) - plan.pp + 1))
+        logits = max(0.0, last + logits - activations)
     return {
         "parameters": sharded(rules.weight_bytes, para),
         "gradients": sharded(plan.gradient_bytes, grads),
-        "optimizer states": sharded(12, states),
+        "optimizer states": sharded(plan.state_bytes, states),
         "optimizer step": sharded(rules.transient, states),
         "gathered weights": gathered,
-        "activations": _activations(plan),
-        "logits": rules.logit_bytes * plan.tokens * plan.model.vocab / plan.tp,
+        "activations": activations,
+        "logits": logits,
+        "CUDA graphs": _pools(plan) * activations,
         "context": _CONTEXT,
     }
 
@@ -691,14 +580,23 @@ def _in_flight(plan: Plan) -> float:
     return min(plan.micro_batches, plan.pp * (1 + (plan.pp - 1) / (plan.pp * plan.vp)))
 
 
-def _activations(plan: Plan) -> float:
-    """Return the bytes of saved activations."""
+def _pools(plan: Plan) -> float:
+    """Return the memory of CUDA graphs, as a share of activations, with experts."""
+    if plan.model.experts is None or not plan.graphs:
+        return 0.0
+    return _WHOLE_POOL if "full" in plan.graph_parts and not plan.is_padded else _PART_POOL
+
+
+def _activations(plan: Plan, in_flight: float) -> float:
+    """Return the bytes of the activations of that many micro-batches on a rank."""
     tokens, layers = plan.tokens / plan.tp, plan.stage_layers
-    layer, full = _saved(plan), 2 * plan.model.hidden
+    layer, full = _saved(plan), 2.0 * plan.model.hidden
+    if plan.keeps_attention:
+        full += sum(2 * n for n, _ in _attention_matrices(plan)) * plan.tp
     share = 1 - plan.recomputed
     saved = max(1, layers - plan.offloaded) * (share * layer + (1 - share) * full)
     again = layer if share < 1 else 0.0
-    return tokens * (_in_flight(plan) * saved + again)
+    return tokens * (in_flight * saved + again)
 
 
 def _saved(plan: Plan) -> float:
@@ -707,18 +605,23 @@ def _saved(plan: Plan) -> float:
     Selective recompute saves the scores of unfused attention, and else only the up-projections
     of latent attention: FlashAttention saves no scores (arXiv 2205.05198 for the formula).
     """
-    model, is_selective = plan.model, plan.recompute == "selective"
+    model = plan.model
+    is_selective = plan.recompute == "selective" or "mla_up_proj" in plan.modules
     stored = 1 if RECIPES[plan.precision] != "bf16" else 2  # bytes of the input of a GEMM
     wide = 2.0 * (model.heads + 2 * model.kv_heads) * model.rotary
     if latent := model.latent:
         heads = 2.0 * model.heads * (2 * (latent.nope + latent.rope) + latent.value)
         wide = 0.0 if is_selective else heads
+    modules = plan.modules
     factor = (4 if model.mlp == "swiglu" else 2) + stored
-    layer = (4 + 2 * stored) * model.hidden + wide + 2 * model.hidden * model.breadth
+    norms = 0 if "layernorm" in modules else 2 * stored
+    layer = (4 + norms) * model.hidden + wide + 2 * model.hidden * model.breadth
     if experts := model.experts:
-        copies = experts.top_k * (stored * model.hidden + factor * experts.ffn)
-        layer += copies + factor * experts.shared
-    else:
+        routed = factor - (stored if "moe_act" in modules else 0)
+        copies = experts.top_k * (stored * model.hidden + routed * experts.ffn)
+        shared = 0 if "shared_experts" in modules else factor * experts.shared
+        layer += 0 if "moe" in modules else copies + shared
+    elif "mlp" not in modules:
         layer += factor * model.ffn
     if plan.year < OLD_ATTENTION:
         layer += 2 * model.hidden  # masks of dropout

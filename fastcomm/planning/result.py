@@ -1,4 +1,4 @@
-"""Results of `fastcomm plan price` and `fastcomm plan evaluate`, and the error to expect."""
+"""Results of `fastcomm plan price` and `fastcomm plan evaluate`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from fastcomm.hardware.gpus import gpu
 from fastcomm.models import Model
-from fastcomm.planning.job import Plan, job_of, measured_cluster, with_strategy
+from fastcomm.planning.expected import ExpectedError, expected_error
+from fastcomm.planning.job import ROUTING, Plan, job_of, measured_cluster, with_strategy
 from fastcomm.planning.options import PriceOptions
 from fastcomm.planning.price import PlanPrice
 from fastcomm.planning.runs import (
@@ -18,74 +19,9 @@ from fastcomm.planning.runs import (
     RunCalibration,
     RunPrice,
     errors,
-    is_fp8,
 )
 from fastcomm.result import TableResult
 from fastcomm.units import format_gib, format_s, signed_percent
-
-# Median and 90th percentile of absolute errors of the throughput on runs held out, by whether
-# the model has experts and trains in FP8: the table of docs/plan-runs.md. Smallest and largest
-# of what these runs have: beyond, no error is known. Both are written by docs/plan_runs.py.
-EXPECTED = {
-    (False, False): (0.046, 0.12),
-    (False, True): (0.062, 0.12),
-    (True, False): (0.179, 0.62),
-    (True, True): (0.162, 0.42),
-}
-COVERED = {
-    "seq_len": (512, 262144),
-    "gpus": (8, 6144),
-    "tokens_per_gpu": (1024, 262144),
-    "mfu": (0.06, 0.82),
-}
-# GPUs of these runs.
-_RUN_GPUS = ("a100", "a100-40", "h100", "h200", "h800", "b200", "gb200")
-_COVERED_NAMES = {
-    "seq_len": "tokens a sequence",
-    "gpus": "GPUs",
-    "tokens_per_gpu": "tokens a step and GPU",
-    "mfu": "MFU",
-}
-
-
-def covered(price: PlanPrice) -> dict[str, float]:
-    """Return the quantities of `COVERED` for a price."""
-    plan = price.plan
-    return {
-        "seq_len": plan.seq_len,
-        "gpus": plan.gpus,
-        "tokens_per_gpu": plan.global_batch * plan.seq_len / plan.gpus,
-        "mfu": price.mfu,
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedError:
-    """Error of a throughput to expect: median and 90th percentile on published runs.
-
-    Both are None outside of what these runs cover; `reason` then says why.
-    """
-
-    median: float | None = None
-    most: float | None = None
-    reason: str = ""
-
-
-def expected_error(price: PlanPrice) -> ExpectedError:
-    """Return the error to expect of a throughput, by experts and precision, as a share."""
-    if price.plan.gpu not in _RUN_GPUS:
-        return ExpectedError(reason=f"no published run is on {gpu(price.plan.gpu).name}")
-    for name, value in covered(price).items():
-        low, high = COVERED[name]
-        if not low <= value <= high:
-            style = ".2f" if name == "mfu" else ".0f"
-            shown = f"{value:{style}} {_COVERED_NAMES[name]}"
-            return ExpectedError(
-                reason=f"{shown}; published runs have {low:{style}} to {high:{style}}"
-            )
-    plan = price.plan
-    median, most = EXPECTED[plan.model.experts is not None, is_fp8(plan.precision)]
-    return ExpectedError(median=median, most=most)
 
 
 def unmeasured(plan: Plan) -> list[str]:
@@ -123,7 +59,17 @@ def strategy_text(plan: Plan) -> str:
     parts = [f"{name}={getattr(plan, name)}" for name in sizes if getattr(plan, name) > 1]
     parts += [f"micro-batch={plan.micro_batch}", f"sharding={plan.sharding}"]
     parts += [f"recompute={plan.recompute}", f"precision={plan.precision}"]
+    if plan.graphs:
+        parts.append(f"graphs={plan.graphs}")
+    if plan.routing != ROUTING[0]:
+        parts.append(f"routing={plan.routing}")
+    if plan.moments != "fp32":
+        parts.append(f"moments={plan.moments}")
+    parts += [f"{name.replace('_', '-')}=yes" for name in _FUSED if getattr(plan, name)]
     return ",".join(parts)
+
+
+_FUSED = ("fused_experts", "fp8_attention")
 
 
 def summary(price: PlanPrice) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,16 +19,18 @@ from fastcomm.errors import ConfigError
 from fastcomm.hardware.clusters import load_node
 from fastcomm.hardware.gpus import FloatArray, gpu
 from fastcomm.models import PRESETS, Model, read_table
+from fastcomm.planning.constants import CALIBRATED, Constants
+from fastcomm.planning.expected import classes_of, expected_error
 from fastcomm.planning.job import (
-    RECIPES,
+    MODULES,
     UNKNOWN,
     YEAR,
     Plan,
     parse_date,
-    parse_overlap,
+    parse_switch,
     virtual_stages,
 )
-from fastcomm.planning.price import CALIBRATED, Constants, PlanPrice, price_plan
+from fastcomm.planning.price import PlanPrice, price_plan
 from fastcomm.planning.trainers import DEFAULT
 from fastcomm.units import GIB, parse_quantity
 
@@ -41,6 +44,8 @@ _TRIED = {
     "sharding": ("zero1", "zero3"),
 }
 _DEEPEP, _HYBRIDEP = 2025.25, 2025.8  # years from which on trainers had them
+_SHARES = (0.25, 0.75)  # of the layers, to try if recompute of some does not say of how many
+_DETAIL = "recompute_detail"
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 _WATTS, _GIGABYTES = Range(50, 5000), Range(8, 2048)
 _VARIANT = {"memory": (r"(\d+)\s*Gi?B\b", _GIGABYTES), "power": (r"(\d+)\s*W\b", _WATTS)}
@@ -52,9 +57,14 @@ _SOURCES = {
     "megatron-bridge": "nemo",
     "dgxc-benchmarking": "nemo",
     "deepseek-v3-report": "nemo",
+    "megatron-bridge-cards": "nemo",
+    "megatron-bridge-skills": "nemo",
+    "mcore-moe-paper": "nemo",
+    "gpu-tpu-pedia": "nemo",
+    "nemo-docs": "nemo",
 }
 _SHARDED = {"": "fsdp2", "nemo": "nemo-fsdp", "megatron": "nemo-fsdp"}
-_PARTIAL_GRAPHS = 0.2  # share of launches in graphs of attention and routing
+_FUSED_EXPERTS = 2026.4  # year from which on graphs of a whole step imply fused experts
 _FOLDS = 5
 _WITHIN = {  # a constant outside would lose its meaning
     "network_share": (0.3, 0.95),
@@ -65,7 +75,6 @@ _WITHIN = {  # a constant outside would lose its meaning
     "host_layer_s": (1e-5, 20e-3),
     "host_experts": (1.0, 15.0),
     "host_expert": (0.01, 1.0),
-    "experts_slowdown": (0.8, 2.5),
     "straggling": (1e-4, 0.02),
     "step_s": (1e-4, 1.0),
 }
@@ -132,6 +141,12 @@ class RunPrice:
         """Relative error of the throughput; None without a measurement."""
         measured = self.run.measured
         return self.price.tokens_per_s_per_gpu / measured - 1 if measured else None
+
+    @property
+    def is_expected(self) -> bool | None:
+        """Whether the throughput is in the interval to expect; None if either is unknown."""
+        measured = self.run.measured
+        return expected_error(self.price).holds(measured) if measured else None
 
     @property
     def memory_error(self) -> float | None:
@@ -249,12 +264,14 @@ def _variant(text: str) -> tuple[float | None, float | None]:
 
 def base_plan(row: _ROW, model: Model) -> Plan:
     """Return the plan of a row with its job, and the defaults of a strategy."""
-    detail = row.get("recompute_detail", "")
+    detail = row.get(_DETAIL, "")
     memory, power = _variant(row.get("gpu_variant", ""))
     name = gpu_of(row["gpu"], memory)
     usual = gpu(name).watts
     domain, node_bytes_per_s = _network(row, name)
     overlap, date = row.get("overlap", "").lower(), row.get("date", "").partition(",")[0]
+    if "w/o MTP" in row.get("comment", ""):
+        model = replace(model, mtp_layers=0)
     return Plan(
         model=model,
         gpu=name,
@@ -264,11 +281,12 @@ def base_plan(row: _ROW, model: Model) -> Plan:
         node_bytes_per_s=node_bytes_per_s,
         domain=domain,
         precision=(row.get("precision") or "bf16").lower(),
-        overlap=overlap in {"", UNKNOWN} or parse_overlap(overlap, "overlap"),
+        overlap=overlap in {"", UNKNOWN} or parse_switch(overlap, "overlap"),
         gradients=row.get("gradients", "").lower(),
         trainer=_trainer(row),
         year=parse_date(date, "date") if date else YEAR,
-        graphs=_graphs(detail),
+        graphs=row.get("graphs", "").lower() or _graphs(detail),
+        **_switches(row),
         offloaded=int(_amount(detail, r"activations of (\d+) layers offloaded") or 0),
         memory=memory,
         power_share=min(1.0, (power or usual) / usual),
@@ -305,11 +323,39 @@ def _amount(text: str, pattern: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def _graphs(text: str) -> float:
-    """Return the share of launches that CUDA graphs replace, by a text on the stack."""
-    if "CUDA graphs" not in text:
-        return 0.0
-    return 1.0 if "full" in text or text.endswith("CUDA graphs") else _PARTIAL_GRAPHS
+def _graphs(text: str) -> str:
+    """Return the parts that CUDA graphs replace, by a text such as "CUDA graphs: attn,mlp"."""
+    _, mark, parts = text.partition("CUDA graphs")
+    names = re.split(r"[,\s]+", parts.lstrip(": ").strip()) if mark else []
+    return "full" if mark and (not names[0] or "full" in names[0]) else "+".join(names)
+
+
+def _recomputed(row: _ROW) -> str:
+    """Return the column `recompute`, or the parts of a layer that its detail names."""
+    text, detail = row.get("recompute", "").lower(), row.get(_DETAIL, "")
+    names = re.split(r"[,\s]+", detail.partition("CUDA graphs")[0].strip())
+    parts = [name for name in names if name in MODULES]
+    if text == "partial" and re.search(r"query.*key.*value.*output", detail):
+        return "all_but_qkv_out"
+    return "+".join(parts) if parts and text == "selective" else text
+
+
+def _switches(row: _ROW) -> dict[str, Any]:
+    """Return how tokens are routed and what is fused, by columns or by the comment."""
+    comment = row.get("comment", "")
+    switches: dict[str, Any] = {
+        "routing": "natural" if "natural routing" in comment else "forced",
+        "fused_experts": "fused grouped expert products with" in comment,
+        "fp8_attention": "attention in FP8" in comment,
+        "moments": "bf16" if "moments in bf16" in comment else "fp32",
+    }
+    for name in ("routing", "moments"):
+        if own := row.get(name, "").lower():
+            switches[name] = own
+    for name in ("fused_experts", "fp8_attention"):
+        if own := row.get(name, "").lower():
+            switches[name] = parse_switch(own, name)
+    return switches
 
 
 def _plans(row: _ROW, model: Model, *, ran: bool) -> tuple[tuple[Plan, ...], str]:
@@ -333,6 +379,7 @@ def _plans(row: _ROW, model: Model, *, ran: bool) -> tuple[tuple[Plan, ...], str
             sharding=sharding,
             dispatch=dispatch,
         )
+        plan = replace(plan, fused_experts=plan.fused_experts or _implies_fusion(plan))
         try:
             plan.check_values()
             odd.append(plan)
@@ -347,9 +394,21 @@ def _plans(row: _ROW, model: Model, *, ran: bool) -> tuple[tuple[Plan, ...], str
     raise problems[0]
 
 
+def _implies_fusion(plan: Plan) -> bool:
+    """Whether a step that is one CUDA graph must have fused experts, which need no counts."""
+    is_dropless = plan.model.experts is not None and not plan.is_padded
+    is_whole = plan.precision == "mxfp8" and "full" in plan.graph_parts
+    return is_dropless and is_whole and plan.year >= _FUSED_EXPERTS
+
+
 def _values(row: _ROW, name: str, base: Plan) -> Sequence[str]:
     """Return the value of a column, or the values to try where it is empty or unknown."""
-    text = row.get(name, "").lower()
+    text = _recomputed(row) if name == "recompute" else row.get(name, "").lower()
+    if name == "moe_dispatch" and "tokendrop" in row.get("comment", ""):
+        text += " capacity"
+    if name == "recompute" and text == "partial" and "share not stated" in row[_DETAIL]:
+        layers = -(-base.model.layers // base.pp)
+        return (text, *(str(max(1, round(share * layers))) for share in _SHARES))
     if text not in {"", UNKNOWN}:
         return (text,)
     if name == "vp":
@@ -389,6 +448,8 @@ class GroupError:
     most: float  # 90th percentile of the absolute error
     memory: float | None  # median absolute error of the memory; None if none was measured
     do_not_fit: int
+    # Share of the runs in the interval to expect; None if no run has one.
+    coverage: float | None
 
 
 _BY: dict[str, Callable[[RunPrice], str]] = {
@@ -396,18 +457,20 @@ _BY: dict[str, Callable[[RunPrice], str]] = {
     "gpu": lambda row: row.run.gpu,
     "precision": lambda row: row.run.precision,
     "layers": lambda row: "experts" if row.run.has_experts else "dense",
+    "class": lambda row: classes_of(row.price.plan)[0],
     "all": lambda _row: "all",
 }
 
 
 def errors(rows: Iterable[RunPrice]) -> list[GroupError]:
-    """Return the errors by source, GPU, precision, and dense or with experts."""
+    """Return the errors by source, GPU, precision, dense or with experts, and class."""
     usual = [row for row in rows if row.run.is_usable]
     groups = []
     for by, key in _BY.items():
         for name in sorted({key(row) for row in usual}):
             own = [row for row in usual if key(row) == name]
             off = np.array([row.error for row in own], np.float64)
+            inside = [row.is_expected for row in own if row.is_expected is not None]
             fill = [row.memory_error for row in own if row.memory_error is not None]
             groups.append(
                 GroupError(
@@ -419,14 +482,10 @@ def errors(rows: Iterable[RunPrice]) -> list[GroupError]:
                     most=float(np.percentile(np.abs(off), 90)),
                     memory=float(np.median(np.abs(fill))) if fill else None,
                     do_not_fit=sum(not row.price.fits for row in own),
+                    coverage=sum(inside) / len(inside) if inside else None,
                 )
             )
     return groups
-
-
-def is_fp8(precision: str) -> bool:
-    """Whether linear layers train in FP8."""
-    return RECIPES[precision] != "bf16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

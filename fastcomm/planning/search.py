@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.gpus import Gpu, gpu
 from fastcomm.isp.space import divisors
+from fastcomm.planning.constants import Constants
+from fastcomm.planning.expected import equal_steps, expected_error
 from fastcomm.planning.job import (
     Plan,
     job_of,
@@ -18,8 +20,8 @@ from fastcomm.planning.job import (
     with_values,
 )
 from fastcomm.planning.options import PlanOptions
-from fastcomm.planning.price import Constants, PlanPrice, price_plan, priced
-from fastcomm.planning.result import PriceResult, expected_error, summary, unmeasured
+from fastcomm.planning.price import PlanPrice, price_plan, priced
+from fastcomm.planning.result import PriceResult, summary, unmeasured
 from fastcomm.result import TableResult
 from fastcomm.units import format_gib, format_s
 
@@ -76,6 +78,12 @@ class PlanSearch(TableResult):
             fastest.setdefault(row.layout, row)
         return list(fastest.values())
 
+    @property
+    def equal(self) -> int:
+        """Number of layouts that may be as fast as the fastest, by the error to expect."""
+        rows = self.layouts
+        return sum(row.step_s <= equal_steps(row.plan, rows[0].step_s) for row in rows)
+
     def prices(self, top: int | None) -> list[PlanPrice]:
         """Return the prices of the `top` fastest layouts, term by term."""
         return [price_plan(row.plan, self.constants) for row in self.layouts[:top]]
@@ -111,6 +119,7 @@ class PlanSearch(TableResult):
             "candidates": self.candidates,
             "feasible": len(self.plans),
             "least_memory_bytes": self.least_memory,
+            "equal_layouts": self.equal,
             "layouts": [self._row(price) for price in self.prices(self.top)],
             "note": self.note,
             "launch": self.launch,
@@ -178,6 +187,7 @@ def search_plans(options: PlanOptions) -> PlanSearch:
         job_of(options, cluster, usable=_USABLE),
         trainer=options.trainer,
         precision=_precision(options.precision, gpu(cluster.gpu)),
+        routing=options.routing,
     )
     values = strategy_values(options.fix or "", "--fix")
     if "dp" in values:

@@ -7,12 +7,11 @@ from rich.markup import escape
 
 from fastcomm.hardware.gpus import gpu
 from fastcomm.isp.tables import notes, terms_table
+from fastcomm.planning.expected import ExpectedError, expected_error
 from fastcomm.planning.price import PlanPrice
 from fastcomm.planning.result import (
     Evaluation,
-    ExpectedError,
     PriceResult,
-    expected_error,
     strategy_text,
     suspect,
 )
@@ -23,8 +22,8 @@ from fastcomm.units import counted, format_binary_bytes, format_s, percent, sign
 
 _RUNS_LEGEND = (
     "median, 90 % below: absolute error of tokens/s/GPU. bias: median error; above 0 is too "
-    "fast. memory: median absolute error of the memory. no fit: runs predicted not to "
-    "fit."
+    "fast. in interval: runs in the interval to expect. memory: median absolute error of the "
+    "memory. no fit: runs predicted not to fit."
 )
 
 
@@ -52,11 +51,12 @@ def show_price(result: PriceResult) -> None:
 
 def _expected(expected: ExpectedError) -> str:
     """Return the line on the error to expect."""
-    if expected.median is None or expected.most is None:
+    if expected.median is None:
         return f"error to expect: n/a, {expected.reason}"
     return (
-        f"error to expect: {percent(expected.median, 0)} (median on published runs), in one of "
-        f"ten more than {percent(expected.most, 0)}"
+        f"error to expect: {percent(expected.median, 0)} (median of {expected.runs} published "
+        f"runs: {expected.of}); nine of ten lie in {expected.low:.0f} to {expected.high:.0f} "
+        "tokens/s/GPU"
     )
 
 
@@ -64,7 +64,8 @@ _SEARCH_LEGEND = (
     "tensor, pipeline, context, expert: GPUs of each parallelism; 4 x 5 are 5 virtual stages "
     "a GPU. micro-batches: number a step x sequences in each. recompute: a number counts "
     "layers of a stage. bottleneck: longest term besides GEMM, experts and attention, of the "
-    "step. A row is the fastest strategy of its layout."
+    "step. A row is the fastest strategy of its layout. tokens/s/GPU: nine of ten measurements "
+    "lie in the interval."
 )
 
 
@@ -90,6 +91,9 @@ def show_search(result: PlanSearch, top: int) -> None:
     )
     say(console, _expected(expected_error(best)), hanging=2)
     console.print(_layouts(prices))
+    if result.equal > 1:
+        text = f"The first {result.equal} layouts may be equally fast, by the error to expect."
+        say(console, text, hanging=2)
     if result.note:
         notes([result.note])
     say(console, _SEARCH_LEGEND, hanging=2, style="dim")
@@ -135,10 +139,10 @@ def _layouts(prices: Sequence[PlanPrice]) -> TerminalTable:
 
 
 def _with_error(price: PlanPrice) -> str:
-    """Return the throughput, with the median error to expect of it."""
-    median = expected_error(price).median
-    error = "" if median is None else f" ± {percent(median, 0)}"
-    return f"{price.tokens_per_s_per_gpu:.0f}{error}"
+    """Return the throughput, with the interval to expect of it."""
+    expected = expected_error(price)
+    interval = "" if expected.low is None else f" ({expected.low:.0f}-{expected.high:.0f})"
+    return f"{price.tokens_per_s_per_gpu:.0f}{interval}"
 
 
 def show_evaluation(result: Evaluation, top: int) -> None:
@@ -163,7 +167,9 @@ def show_evaluation(result: Evaluation, top: int) -> None:
 
 
 def _groups(groups: list[GroupError]) -> TerminalTable:
-    rows = table("runs", "number", "median", "90 % below", "bias", "memory", "no fit")
+    rows = table(
+        "runs", "number", "median", "90 % below", "bias", "in interval", "memory", "no fit"
+    )
     for group in groups:
         rows.add_row(
             escape(_group_name(group)),
@@ -171,6 +177,7 @@ def _groups(groups: list[GroupError]) -> TerminalTable:
             percent(group.median),
             percent(group.most, 0),
             signed_percent(group.bias),
+            na(group.coverage, lambda share: percent(share, 0)),
             na(group.memory, percent),
             str(group.do_not_fit),
         )

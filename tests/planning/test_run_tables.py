@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError
 from fastcomm.models import load
+from fastcomm.planning.constants import Constants
 from fastcomm.planning.job import with_strategy
-from fastcomm.planning.price import Constants, price_plan
+from fastcomm.planning.price import price_plan
 from fastcomm.planning.runs import load_runs, price_run
 
 

@@ -1,0 +1,178 @@
+"""Time of a layer of experts on a rank: GEMMs, element-wise work, exchange, and the host.
+
+Sizes: `rows` are the copies of tokens that reach a rank, h the hidden size, i the width of an
+expert on the rank. Times are in seconds, of the forward (0) or backward (1) pass.
+"""
+
+from dataclasses import replace
+from math import log, sqrt
+
+from fastcomm.hardware.gpus import gpu
+from fastcomm.isp.layer import visited_nodes
+from fastcomm.models import Experts
+from fastcomm.planning.constants import Constants
+from fastcomm.planning.job import Plan
+from fastcomm.planning.kernels import ELEMENT, gemm_factor, matmul, plan_collective, recipe_of
+
+# Dispatch in FP8 and combine in bf16, over both in bf16, as DeepSeek trains (arXiv 2412.19437).
+_FP8_DISPATCH = 0.75
+# Bytes an element of [rows, h] or [rows, i] in bf16, forward and backward, that each part moves
+# if nothing fuses it with another: counted in megatron/core/transformer/moe and fusions.
+_PERMUTE = (8, 8)  # into the order of experts, and back; [rows, h]
+_ACTIVATE = (6, 12)  # SwiGLU times the probability; [rows, i]
+_QUANTIZE = (4, 6)  # to MXFP8 by rows and columns; inputs, and gradients
+_BIAS = (24, 40)  # of the second GEMM, in fp32, expert by expert; [rows, h]
+_CLAMP = (22, 34)  # of the gated unit; [rows, i]
+
+
+def rows_of(plan: Plan, experts: Experts) -> float:
+    """Return the copies of tokens that reach the experts of the fullest rank."""
+    tokens = plan.tokens / plan.tp * plan.etp
+    return tokens * experts.top_k * fullest_share(plan, experts)
+
+
+def fullest_share(plan: Plan, experts: Experts) -> float:
+    """Return the rows of the fullest rank, over the mean of all ranks.
+
+    1 if tokens are forced to equal shares, or dropped above them. With a router, loads of
+    experts vary; a rank adds up those of its experts, and the fullest of `ep` ranks counts.
+    """
+    if plan.routing == "forced" or plan.is_padded or plan.ep <= 1:
+        return 1.0
+    own = experts.number / plan.ep
+    share = 1 + _LOAD_VARIATION * sqrt(2 * log(plan.ep) / own)
+    return min(share, _MOST_SHARE)
+
+
+# Standard deviation of the load of an expert over its mean, so that the fullest of 8 ranks with
+# 16 experts each has 1.55 times the mean: Qwen3-235B on H100, forced and natural routing.
+_LOAD_VARIATION = 1.08
+_MOST_SHARE = 2.0
+
+
+def expert_gemms(plan: Plan, constants: Constants, experts: Experts) -> tuple[float, float]:
+    """Return the time of the grouped GEMMs of a layer: forward and backward.
+
+    It is that of one GEMM of all rows, longer by `expert_rows` / rows of an expert: what tiles
+    and weights cost that few rows share. The backward pass also accumulates the gradients.
+    """
+    rows, recipe = rows_of(plan, experts), recipe_of(plan)
+    own = experts.number / plan.ep
+    h, i = plan.model.hidden, experts.ffn / plan.etp
+    factor = gemm_factor(plan, constants) * (1 + constants.expert_rows * own / rows)
+    if plan.precision == "mxfp8" and not plan.fused_experts:
+        factor *= constants.mxfp8_slowdown
+    shapes = ((2 * i, h), (h, i))
+    forward = sum(matmul(plan.gpu, recipe, rows, n, k) for n, k in shapes)
+    backward = sum(
+        matmul(plan.gpu, recipe, rows, k, n) + matmul(plan.gpu, recipe, n, k, rows)
+        for n, k in shapes
+    )
+    summed = 2 * plan.gradient_bytes * 3 * own * h * i / gpu(plan.gpu).hbm
+    return factor * forward, factor * backward + summed
+
+
+def expert_elementwise(
+    plan: Plan, constants: Constants, experts: Experts
+) -> tuple[float, float]:
+    """Return the time of permutation, gated unit, quantization, biases and clamps.
+
+    Fused experts do all but the permutation in their GEMMs.
+    """
+    rows, hbm = rows_of(plan, experts), gpu(plan.gpu).hbm
+    hidden, inner = rows * plan.model.hidden, rows * experts.ffn / plan.etp
+    times = []
+    for way in (0, 1):
+        copied = _PERMUTE[way] * hidden
+        activated = 0.0
+        if not plan.fused_experts:
+            activated = _ACTIVATE[way] * inner
+            if plan.precision == "mxfp8":
+                copied += _QUANTIZE[way] * (hidden + (1 + way) * inner)
+            if experts.has_bias:
+                copied += _BIAS[way] * hidden
+                activated += _CLAMP[way] * inner
+        times.append(copied / constants.copy_share + activated / constants.activation_share)
+    return times[0] / hbm, times[1] / hbm
+
+
+def activation_time(plan: Plan, constants: Constants, experts: Experts) -> float:
+    """Return the time to recompute the gated unit of the experts."""
+    if plan.fused_experts:
+        return 0.0
+    moved = _ACTIVATE[0] + (_CLAMP[0] if experts.has_bias else 0)
+    inner = rows_of(plan, experts) * experts.ffn / plan.etp
+    return moved * inner / constants.activation_share / gpu(plan.gpu).hbm
+
+
+def exchange_time(plan: Plan, constants: Constants, experts: Experts) -> float:
+    """Return the time of dispatch and combine of a layer in one pass."""
+    if plan.ep <= 1:
+        return 0.0
+    tokens = plan.tokens / plan.tp
+    copies = float(experts.top_k)
+    room = plan.domain // max(1, plan.etp)
+    nodes = -(-plan.ep // room)
+    if "deepep" in plan.dispatch or "hybridep" in plan.dispatch:
+        # A token crosses once to each rank of a domain, or to each domain, that needs it.
+        places = nodes if nodes > 1 else plan.ep
+        limited = experts
+        if places != nodes:
+            limited = replace(experts, node_limit=0)  # which bounds nodes, not ranks
+        if experts.number % places == 0:
+            copies = min(copies, visited_nodes(limited, places))
+    size = tokens * copies * plan.model.hidden * ELEMENT
+    if plan.precision == "fp8_block" and "deepep" in plan.dispatch:
+        size *= _FP8_DISPATCH
+    # Ranks that divide an expert gather the tokens of each other.
+    shared = plan_collective(plan, constants, "all_gather", size * plan.etp, plan.etp)
+    own = plan_collective(plan, constants, "all_to_all", size, plan.ep, plan.etp)
+    return 2 * (shared + own) * fullest_share(plan, experts)
+
+
+def host_times(plan: Plan, constants: Constants, experts: Experts) -> tuple[float, float]:
+    """Return the time of the host to launch a layer in s, both passes.
+
+    The token counts of experts, which it waits for, divide it: attention, router and
+    preprocessing come before them, dispatch, experts and combine after. Parts that CUDA graphs
+    replace take none.
+    """
+    once = constants.host_layer_s * plan.trainer_rules.host_factor * (1 + plan.recomputed / 3)
+    if "overlapped" in plan.dispatch and gpu(plan.gpu).cpu == "grace":
+        once *= constants.host_overlap
+    if plan.is_padded:
+        once *= constants.host_padded
+    graphs = plan.graph_parts
+    if "full" in graphs:
+        return 0.0, 0.0
+    usual = constants.host_experts
+    shares = {"attn": usual / 2, "moe_router": usual / 4}
+    before = sum(share for name, share in shares.items() if name not in graphs)
+    after = usual / 4 + constants.host_expert * experts.number / plan.ep
+    return once * before, once * after
+
+
+def waiting_time(
+    plan: Plan, constants: Constants, experts: Experts, work: tuple[float, float]
+) -> float:
+    """Return the time that the GPU waits for the host in a layer in s, both passes.
+
+    Token counts stop the host in each layer, so that it cannot run ahead: each half takes the
+    longer of host and GPU. With equal rows, or with the exchange of one micro-batch under the
+    work of another, only the whole layer does.
+
+    Parameters
+    ----------
+    plan, constants, experts
+        The strategy, fitted constants, and the experts of its model.
+    work
+        Time of the GPU before and after the counts, both passes, as in `host_times`.
+
+    """
+    before, after = host_times(plan, constants, experts)
+    if plan.is_padded or "overlapped" in plan.dispatch:
+        return max(0.0, before + after - sum(work))
+    gaps = 0.0
+    if not {"attn", "full"} & plan.graph_parts:
+        gaps = constants.host_gaps * constants.host_layer_s * constants.host_experts / 2
+    return max(gaps, before - work[0]) + max(0.0, after - work[1])

@@ -1,0 +1,262 @@
+"""What a layer of experts costs: attention, GEMMs, element-wise work, host, and routing."""
+
+from dataclasses import replace
+
+import pytest
+from builders.plan_inputs import HEAD, PLAN, table
+
+from fastcomm.hardware.gpus import gpu
+from fastcomm.models import load
+from fastcomm.planning.attention import attention_times, is_fused
+from fastcomm.planning.constants import Constants
+from fastcomm.planning.experts import (
+    expert_elementwise,
+    expert_gemms,
+    fullest_share,
+    host_times,
+    waiting_time,
+)
+from fastcomm.planning.job import with_strategy
+from fastcomm.planning.price import layer_times, price_plan
+from fastcomm.planning.runs import load_runs
+
+QWEN = load("qwen3-30b-a3b")
+DEEPSEEK = load("deepseek-v3")
+LAYER = replace(PLAN, model=QWEN, seq_len=4096, ep=8)  # H100, 32768 rows of 16 experts
+RACK = {"domain": 72, "node_bytes_per_s": 3.6e12, "year": 2026.5}
+
+
+def oss():
+    """A model with biases, clamps and sinks, as GPT-OSS."""
+    experts = replace(QWEN.experts, has_bias=True)
+    return replace(QWEN, experts=experts, has_sinks=True, window=128)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "milliseconds"),
+    [
+        # cudnn-frontend 3929da2, benchmark/sdpa_benchmark_training: causal, 4096 tokens.
+        ("gb200", "deepseek-v3", (0.49, 1.69)),
+        ("gb300", "deepseek-v3", (0.43, 1.56)),
+        ("gb200", "llama3-70b", (0.20, 0.60)),
+        ("gb300", "llama3-70b", (0.16, 0.55)),
+    ],
+)
+def test_attention_on_blackwell_takes_what_was_measured(name, model, milliseconds):
+    plan = replace(PLAN, gpu=name, model=load(model), seq_len=4096, **RACK)
+    assert [1e3 * time for time in attention_times(plan)] == pytest.approx(milliseconds)
+    # DeepSeek-V3 takes 3.6 to 3.7 times as long for twice the tokens.
+    if model == "deepseek-v3":
+        longer = attention_times(replace(plan, seq_len=8192))
+        assert sum(longer) / sum(attention_times(plan)) == pytest.approx(3.65, rel=0.05)
+
+
+def test_attention_in_fp8_is_faster_for_wide_heads_only():
+    plan = replace(PLAN, gpu="gb300", model=DEEPSEEK, seq_len=4096, **RACK)
+    narrow = replace(plan, model=load("llama3-70b"))
+    wide = sum(attention_times(replace(plan, fp8_attention=True)))
+    assert wide == pytest.approx(1.45e-3)  # measured
+    assert attention_times(replace(narrow, fp8_attention=True)) == attention_times(narrow)
+
+
+def test_attention_without_a_fused_kernel_moves_all_scores():
+    plan = replace(PLAN, gpu="b200", model=oss(), seq_len=4096, micro_batch=4, year=2025.9)
+    assert not is_fused(plan)
+    assert is_fused(replace(plan, year=2026.1))
+    assert is_fused(replace(plan, gpu="h100"))
+    heads, seq, width = 32, 4096, 128
+    scores = 4 * heads * seq**2
+    # 3 x 2 b a S^2 (d_qk + d_v) FLOPs at 0.45 of the peak, and 26 b a S^2 bytes.
+    seconds = 6 * scores * 2 * width / (0.45 * 2.25e15) + 26 * scores / gpu("b200").hbm
+    assert sum(attention_times(plan)) == pytest.approx(seconds)
+
+
+def test_the_backward_pass_in_fp8_ignores_the_window():
+    plan = replace(PLAN, gpu="b200", model=replace(oss(), has_sinks=False), **RACK)
+    plain, eight = (attention_times(replace(plan, fp8_attention=fp8)) for fp8 in (False, True))
+    assert eight[0] == plain[0]
+    assert eight[1] == pytest.approx(plain[1] * 2 / (1 + 256 / plan.seq_len))
+
+
+def test_grouped_gemms_lose_speed_with_few_rows_of_an_expert():
+    # Fused layers of experts, NVIDIA AIConfigurator (Apache-2.0): over one GEMM of all rows,
+    # 1.2 times at 1024 to 2047 rows of an expert, 2.5 at 128 to 255, on H100 and B200.
+    constants, times = Constants(), []
+    for number in (8, 128):  # rows of an expert: 4096 and 256
+        experts = replace(QWEN.experts, number=number)
+        times.append(expert_gemms(replace(LAYER, ep=1), constants, experts)[0])
+    assert times[1] / times[0] == pytest.approx((1 + 200 / 256) / (1 + 200 / 4096))
+
+
+def test_gradients_of_experts_are_accumulated_each_micro_batch():
+    constants, experts = Constants(), DEEPSEEK.experts
+    plan = replace(LAYER, model=DEEPSEEK, gpu="b200", ep=8, trainer="nemo")
+    narrow, wide = (
+        expert_gemms(replace(plan, gradients=width), constants, experts)[1]
+        for width in ("bf16", "fp32")
+    )
+    weights = 32 * 3 * 7168 * 2048
+    assert wide - narrow == pytest.approx(2 * (4 - 2) * weights / gpu("b200").hbm)
+
+
+def test_element_wise_work_of_experts_is_counted_by_the_byte():
+    constants = Constants()
+    rows, hidden, inner = 32768, 2048, 768
+    wide = 1 / (constants.copy_share * gpu("h100").hbm)
+    slow = 1 / (constants.activation_share * gpu("h100").hbm)
+    plain = expert_elementwise(LAYER, constants, QWEN.experts)
+    assert plain == pytest.approx(
+        [rows * (8 * hidden * wide + moved * inner * slow) for moved in (6, 12)]
+    )
+    biased = expert_elementwise(LAYER, constants, oss().experts)
+    more = [rows * (b * hidden * wide + c * inner * slow) for b, c in ((24, 22), (40, 34))]
+    assert biased == pytest.approx([a + b for a, b in zip(plain, more, strict=True)])
+
+
+def test_fused_experts_leave_the_permutation():
+    constants, experts = Constants(), oss().experts
+    plan = replace(LAYER, model=oss(), gpu="b200", precision="mxfp8", fused_experts=True)
+    times = expert_elementwise(plan, constants, experts)
+    moved = 8 * 32768 * 2048 / (constants.copy_share * gpu("b200").hbm)
+    assert times == pytest.approx((moved, moved))
+    apart = replace(plan, fused_experts=False)
+    assert sum(expert_gemms(plan, constants, experts)) < sum(
+        expert_gemms(apart, constants, experts)
+    )
+
+
+def test_the_host_has_two_halves_that_graphs_remove():
+    constants, experts = Constants(), QWEN.experts
+    once = constants.host_layer_s
+    usual = constants.host_experts * once
+    before, after = 0.75 * usual, usual / 4 + constants.host_expert * 16 * once
+    assert host_times(LAYER, constants, experts) == pytest.approx((before, after))
+    for graphs, left in {"attn": (usual / 4, after), "attn+moe_router": (0, after)}.items():
+        plan = replace(LAYER, graphs=graphs)
+        assert host_times(plan, constants, experts) == pytest.approx(left)
+    assert host_times(replace(LAYER, graphs="full"), constants, experts) == (0, 0)
+    rack = replace(LAYER, gpu="gb300", dispatch="hybridep overlapped")
+    assert host_times(rack, constants, experts)[1] == pytest.approx(1.4 * after)
+
+
+def test_token_counts_stop_the_host_in_each_layer():
+    constants, experts = Constants(), QWEN.experts
+    plan = replace(LAYER, graphs="attn")
+    before, after = host_times(plan, constants, experts)
+    work = (2 * before, after / 2)
+    assert waiting_time(plan, constants, experts, work) == pytest.approx(after / 2)
+    # Padded experts, or two micro-batches at once, let it run ahead.
+    for dispatch in ("alltoall capacity", "deepep overlapped"):
+        ahead = replace(plan, dispatch=dispatch)
+        enough = tuple(sum(host_times(ahead, constants, experts)) / 2 for _ in work)
+        assert waiting_time(ahead, constants, experts, enough) == 0
+
+
+def test_natural_routing_costs_the_rows_of_the_fullest_rank():
+    experts = QWEN.experts
+    natural = replace(LAYER, routing="natural")
+    share = fullest_share(natural, experts)
+    assert share == pytest.approx(1.55, abs=0.02)  # 1.5 to 1.7: Qwen3-235B on H100, EP 8
+    assert fullest_share(LAYER, experts) == 1
+    assert fullest_share(replace(natural, ep=1), experts) == 1
+    assert fullest_share(replace(natural, dispatch="alltoall capacity"), experts) == 1
+    assert fullest_share(replace(natural, ep=32), experts) > share
+    even, fullest = (layer_times(plan, Constants()) for plan in (LAYER, natural))
+    assert fullest.parts["attention"] == even.parts["attention"]
+    for name in ("experts, element-wise", "expert exchange"):
+        assert sum(fullest.parts[name]) == pytest.approx(share * sum(even.parts[name]))
+    assert price_plan(natural, Constants()).step_s > price_plan(LAYER, Constants()).step_s
+
+
+def test_recompute_of_experts_runs_them_again_and_saves_their_activations():
+    plans = [replace(LAYER, recompute=text) for text in ("none", "moe_act", "moe")]
+    none, unit, whole = (layer_times(plan, Constants()).parts for plan in plans)
+    for name in ("experts", "experts, element-wise", "expert exchange"):
+        forward, backward = none[name]
+        assert whole[name] == pytest.approx((forward, backward + forward))
+    assert unit["experts"] == none["experts"]
+    assert none["experts, element-wise"][1] < unit["experts, element-wise"][1]
+    saved = [
+        term.value
+        for plan in plans
+        for term in price_plan(plan, Constants()).memory
+        if term.name == "activations"
+    ]
+    tokens = 4096 * QWEN.layers
+    rows = QWEN.experts.top_k * QWEN.experts.ffn
+    assert saved[0] - saved[1] == pytest.approx(tokens * rows * 2)
+    copies = QWEN.experts.top_k * (2 * QWEN.hidden + 6 * QWEN.experts.ffn)
+    assert saved[0] - saved[2] == pytest.approx(tokens * copies)
+
+
+def test_up_projections_of_latent_attention_are_recomputed_alone():
+    plan = replace(PLAN, model=DEEPSEEK, seq_len=4096, ep=64)
+    plain, again = (
+        layer_times(replace(plan, recompute=text), Constants()).parts["GEMM"]
+        for text in ("none", "mla_up_proj")
+    )
+    assert again[0] == plain[0]
+    assert plain[1] < again[1] < plain[1] + plain[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("graphs=some", "invalid graphs 'some': expected some of full, attn"),
+        ("routing=even", "invalid routing 'even': expected one of forced, natural"),
+        ("recompute=moe+all", "invalid recompute 'moe+all'"),
+        ("fused-experts=maybe", "invalid fused_experts 'maybe'"),
+    ],
+)
+def test_an_unknown_switch_is_refused(strategy, message):
+    with pytest.raises(Exception, match="invalid") as caught:
+        with_strategy(LAYER, strategy)
+    assert message in str(caught.value)
+
+
+def test_a_table_says_what_is_fused_graphed_and_routed(tmp_path):
+    head = f"{HEAD},ep,moe_dispatch,recompute,recompute_detail,comment,precision,date"
+    first = "qwen3-30b-a3b,b200,8,64,4096,8"
+    rows = (
+        f'{first},hybridep,selective,"mla_up_proj,moe_act, CUDA graphs: attn,moe_router",'
+        "natural routing,bf16,2026-05",
+        f"{first},hybridep overlapped,none,CUDA graphs: full_iteration,,mxfp8,2026-06",
+        f"{first},alltoall,none,,tokendrop; attention in FP8,mxfp8,2025-09",
+    )
+    one, two, three = (
+        run.plans[0] for run in load_runs(table(tmp_path, *rows, head=head), {}).runs
+    )
+    assert (one.recompute, one.graphs) == ("mla_up_proj+moe_act", "attn+moe_router")
+    assert (one.routing, one.fused_experts) == ("natural", False)
+    assert (two.graphs, two.fused_experts) == ("full", True)
+    assert (three.is_padded, three.fp8_attention, three.fused_experts) == (True, True, False)
+
+
+def test_columns_of_a_table_set_the_switches(tmp_path):
+    head = f"{HEAD},ep,routing,graphs,fused_experts"
+    path = table(tmp_path, "qwen3-30b-a3b,b200,8,64,4096,8,natural,attn,yes", head=head)
+    (run,) = load_runs(path, {}).runs
+    plan = run.plans[0]
+    assert (plan.routing, plan.graphs, plan.fused_experts) == ("natural", "attn", True)
+
+
+def test_graphs_of_a_whole_step_hold_memory_of_their_own():
+    plan = replace(LAYER, gpu="gb300", domain=72, dispatch="hybridep")
+    whole, parts, none = (
+        {term.name: term.value for term in price_plan(p, Constants()).memory}
+        for p in (replace(plan, graphs=text) for text in ("full", "attn", ""))
+    )
+    assert "CUDA graphs" not in none
+    assert whole["CUDA graphs"] > parts["CUDA graphs"] > 0
+
+
+def test_gb300_trains_faster_in_fp8_than_gb200():
+    # 1.19 times for Llama 8B in FP8, 1.21 in MXFP8: one layout of Megatron Bridge 25.11.
+    rack = {"domain": 72, "node_bytes_per_s": 3.6e12, "year": 2025.9, "graphs": "full"}
+    plan = replace(PLAN, gpus=8, micro_batch=2, **rack)
+    for precision, ratio in (("fp8_cs", 1.19), ("mxfp8", 1.21)):
+        steps = [
+            price_plan(replace(plan, gpu=name, precision=precision), Constants()).step_s
+            for name in ("gb200", "gb300")
+        ]
+        assert steps[0] / steps[1] == pytest.approx(ratio, rel=0.04)
