@@ -67,6 +67,7 @@ TERMS: dict[str, tuple[float, str]] = {
     "copy_share": (1, "bandwidth of permutations: cuDNN's norms"),
     "activation_share": (1, "bandwidth of activations: Liger-Kernel, pull request 1326"),
     "exchange_exposed": (1, "exchange under another micro-batch: Hy3, GB300 (n139, n138)"),
+    "exchange_exposed_nodes": (1, "the same between nodes: H100 (n105 to n108, n121, n122)"),
 }
 # Why the predictions of some rows are far off, as far as the sources tell.
 WHY = {

@@ -166,7 +166,8 @@ def price(
     shapes = _shapes(models)
     plan, note = plan_of(options, shapes)
     constants, calibration = _constants(calibrate_from, shapes)
-    result = PriceResult(price=price_plan(plan, constants), note=note, calibration=calibration)
+    priced = price_plan(plan, constants)
+    result = PriceResult(price=priced, note=note, calibration=calibration, constants=constants)
     give(result, files, "price", tables.show_price, table="terms")
 
 

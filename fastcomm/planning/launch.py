@@ -1,6 +1,7 @@
 """Arguments of trainers for a plan, and which of them exclude or need each other, as data.
 
-The options are those of Megatron-Core 0.14 and torchtitan 0.2.
+The options are those of Megatron-Core 0.14 and torchtitan 0.2; CUDA graphs of parts of a layer
+need Megatron-Core 0.16.
 """
 
 import re
@@ -28,6 +29,8 @@ MEGATRON_RULES = (
     "--recompute-num-layers needs --recompute-method",
     "--recompute-modules needs --recompute-granularity selective",
     "--recompute-granularity full needs --recompute-method",
+    "--cuda-graph-scope needs --cuda-graph-impl",
+    "--cuda-graph-impl excludes --recompute-granularity full",
     "--recompute-granularity full excludes --overlap-moe-expert-parallel-comm",
     "--fp8-recipe needs --fp8-format",
     "--fp8-recipe needs --transformer-impl transformer_engine",
@@ -118,7 +121,20 @@ def _megatron(plan: Plan) -> _Options:
         **_batch_and_precision(plan),
         **_layout(plan),
         **_recompute(plan),
+        **_graphs(plan),
         **_experts(plan),
+    }
+
+
+def _graphs(plan: Plan) -> _Options:
+    """Return Megatron's options of CUDA graphs."""
+    if not plan.graphs:
+        return {}
+    is_whole = "full" in plan.graph_parts
+    return {
+        "--cuda-graph-impl": "local" if is_whole else "transformer_engine",
+        "--cuda-graph-scope": "full_iteration" if is_whole else plan.graphs.replace("+", " "),
+        "--te-rng-tracker": True,
     }
 
 
@@ -245,6 +261,11 @@ def _recompute(plan: Plan) -> _Options:
     if plan.recompute == "selective":
         modules = "layernorm mla_up_proj" if plan.model.latent else "layernorm"
         return {"--recompute-granularity": "selective", "--recompute-modules": modules}
+    if plan.modules:
+        modules = plan.recompute.replace("+", " ")
+        return {"--recompute-granularity": "selective", "--recompute-modules": modules}
+    if plan.keeps_attention:
+        raise ConfigError(f"recompute {plan.recompute}: Megatron-Core has no such policy")
     method, number = "uniform", 1
     if plan.recompute != "full":
         # Counted for each virtual stage.

@@ -162,10 +162,27 @@ def layer_times(plan: Plan, constants: Constants, *, dense: bool = False) -> Lay
     parts["tensor parallelism"] = (tensor[0], tensor[1] + again * tensor[0])
     parts["context parallelism"] = _context(plan, constants, attention)
     if exchange:
-        share = constants.exchange_exposed if "overlapped" in plan.dispatch else 1.0
         again = max(again, float("moe" in plan.modules))
-        parts["expert exchange"] = (share * exchange, share * exchange * (1 + again))
+        alone = exchange, exchange * (1 + again)
+        parts["expert exchange"] = _exposed_exchange(plan, constants, alone, parts)
     return LayerTimes(parts=parts, exchange=(exchange, exchange))
+
+
+def _exposed_exchange(
+    plan: Plan,
+    constants: Constants,
+    alone: tuple[float, float],
+    parts: dict[str, tuple[float, float]],
+) -> tuple[float, float]:
+    """Return the exposed time of the exchange of experts, of which other parts hide some."""
+    if "overlapped" not in plan.dispatch:
+        return alone
+    is_inside = plan.ep * plan.etp <= plan.domain
+    share = constants.exchange_exposed if is_inside else constants.exchange_exposed_nodes
+    # The work of another micro-batch hides no more than its own time.
+    work = [sum(pair[way] for pair in parts.values()) for way in _PASSES]
+    first, second = (max(share * t, t - w) for t, w in zip(alone, work, strict=True))
+    return first, second
 
 
 def _with_recompute(
@@ -224,13 +241,15 @@ def layer_waiting(plan: Plan, constants: Constants, layer: LayerTimes) -> float:
     """Return the time that the GPU waits for the host in a layer with experts, in s."""
     experts = plan.model.experts
     assert experts is not None  # of such a layer
+    return waiting_time(plan, constants, experts, work_by_half(layer))
+
+
+def work_by_half(layer: LayerTimes) -> tuple[float, float]:
+    """Return the time of the GPU before and after the token counts of a layer, in s."""
     total = sum(layer.total(way) for way in _PASSES)
-    routed = sum(
-        sum(pair)
-        for name, pair in layer.parts.items()
-        if name in ("experts", "experts, element-wise", "expert exchange")
-    )
-    return waiting_time(plan, constants, experts, (total - routed, routed))
+    names = "experts", "experts, element-wise", "expert exchange"
+    routed = sum(sum(layer.parts.get(name, (0.0, 0.0))) for name in names)
+    return total - routed, routed
 
 
 def layer_weights(plan: Plan) -> tuple[float, float]:

@@ -1,18 +1,21 @@
 """Results of `fastcomm plan price` and `fastcomm plan evaluate`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
+from fastcomm.errors import ConfigError
 from fastcomm.hardware.gpus import gpu
 from fastcomm.models import Model
+from fastcomm.planning.constants import Constants
 from fastcomm.planning.expected import ExpectedError, expected_error
+from fastcomm.planning.experts import host_times
 from fastcomm.planning.job import ROUTING, Plan, job_of, measured_cluster, with_strategy
 from fastcomm.planning.options import PriceOptions
-from fastcomm.planning.price import PlanPrice
+from fastcomm.planning.price import PlanPrice, layer_times, price_plan, work_by_half
 from fastcomm.planning.runs import (
     FailedRow,
     GroupError,
@@ -120,6 +123,70 @@ def _calibration(fit: RunCalibration | None) -> dict[str, Any] | None:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerHalf:
+    """A half of a layer with experts: time of host and GPU, both passes, in s."""
+
+    name: str
+    host_s: float
+    gpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortcut:
+    """A change of a strategy, and the step time in s with it."""
+
+    name: str
+    step_s: float
+
+
+_HALVES = ("attention, router and preprocessing", "dispatch, experts and combine")
+
+
+def layer_halves(price: PlanPrice, constants: Constants) -> list[LayerHalf]:
+    """Return host and GPU of a layer with experts, side by side; empty for a dense model."""
+    experts = price.plan.model.experts
+    if experts is None:
+        return []
+    host = host_times(price.plan, constants, experts)
+    work = work_by_half(layer_times(price.plan, constants))
+    return [
+        LayerHalf(name=name, host_s=a, gpu_s=b)
+        for name, a, b in zip(_HALVES, host, work, strict=True)
+    ]
+
+
+def shortcuts(price: PlanPrice, constants: Constants) -> list[Shortcut]:
+    """Return the step time of a run with experts if one switch were set otherwise.
+
+    Only changes that the trainer could run and that shorten the step are returned, the
+    largest first.
+    """
+    plan = price.plan
+    if plan.model.experts is None:
+        return []
+    kind = plan.dispatch.split()[0]
+    changes: dict[str, dict[str, Any]] = {
+        "CUDA graphs of attention and router": {"graphs": "attn+moe_router+moe_preprocess"},
+        "half as many experts a rank": {"ep": 2 * plan.ep},
+        "DeepEP as dispatcher": {"dispatch": "deepep"},
+        "exchange under another micro-batch": {"dispatch": f"{kind} overlapped"},
+    }
+    if plan.precision == "mxfp8":
+        changes["fused experts"] = {"fused_experts": True}
+    results = []
+    for name, values in changes.items():
+        changed = replace(plan, **values)
+        try:
+            changed.check()
+        except ConfigError:
+            continue
+        step_s = price_plan(changed, constants).step_s
+        if step_s < price.step_s:
+            results.append(Shortcut(name=name, step_s=step_s))
+    return sorted(results, key=lambda row: row.step_s)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PriceResult(TableResult):
     """The price of one strategy, with the error to expect."""
@@ -127,6 +194,17 @@ class PriceResult(TableResult):
     price: PlanPrice
     note: str
     calibration: RunCalibration | None = None
+    constants: Constants = field(default_factory=Constants)
+
+    @cached_property
+    def halves(self) -> list[LayerHalf]:
+        """Host and GPU of a layer with experts."""
+        return layer_halves(self.price, self.constants)
+
+    @cached_property
+    def what_ifs(self) -> list[Shortcut]:
+        """Changes of one switch that shorten a step with experts."""
+        return shortcuts(self.price, self.constants)
 
     @property
     def expected(self) -> ExpectedError:
@@ -145,6 +223,11 @@ class PriceResult(TableResult):
             "fits": price.fits,
             "expected_error": asdict(self.expected),
             "terms": _terms(price),
+            "layer": [
+                {"name": row.name, "host_ns": row.host_s * 1e9, "gpu_ns": row.gpu_s * 1e9}
+                for row in self.halves
+            ],
+            "what_ifs": [{"name": r.name, "step_ns": r.step_s * 1e9} for r in self.what_ifs],
             "note": self.note,
             "calibration": _calibration(self.calibration),
         }

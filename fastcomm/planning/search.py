@@ -91,7 +91,7 @@ class PlanSearch(TableResult):
     def explained(self, place: int) -> PriceResult:
         """Return the price of the fastest strategy of a layout; `place` counts from 0."""
         price = price_plan(self.layouts[place].plan, self.constants)
-        return PriceResult(price=price, note=self.note)
+        return PriceResult(price=price, note=self.note, constants=self.constants)
 
     def nearest(self) -> str:
         """Explain why no strategy fits, and what would help."""
@@ -141,7 +141,7 @@ class PlanSearch(TableResult):
         import pyarrow as pa
 
         sizes = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "micro_batch")
-        names = (*sizes, "sharding", "recompute", "precision", "dispatch")
+        names = (*sizes, "sharding", "recompute", "precision", "dispatch", "graphs")
         columns: dict[str, list[Any]] = {
             name: [getattr(row.plan, name) for row in self.plans] for name in names
         }
@@ -256,9 +256,17 @@ def _spread(plan: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
     for etp in _values(plan, "etp", fixed, {1, plan.tp}):
         degrees = [n for n in divisors(experts.number) if ranks % (n * etp) == 0]
         for ep in _values(plan, "ep", fixed, degrees):
-            ways = ("alltoall", "deepep") if ep > 1 else ("alltoall",)
-            for dispatch in _values(plan, "dispatch", fixed, ways):
+            for dispatch in _values(plan, "dispatch", fixed, _dispatches(plan, ep)):
                 yield replace(plan, etp=etp, ep=ep, dispatch=dispatch)
+
+
+def _dispatches(plan: Plan, ep: int) -> list[str]:
+    """Return the ways to exchange tokens to try; one micro-batch hides another's exchange."""
+    if ep <= 1:
+        return ["alltoall"]
+    # Megatron-Core overlaps two micro-batches of a rank: a pipeline needs virtual stages.
+    can_overlap = plan.trainer_rules.has_graphs and (plan.pp == 1 or plan.vp > 1)
+    return ["alltoall", "deepep", *(["deepep overlapped"] if can_overlap else [])]
 
 
 def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
@@ -275,13 +283,24 @@ def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
         "sharding": sharding,
     }
     methods = product(*(_values(layout, name, fixed, n) for name, n in choices.items()))
+    graphs = _values(layout, "graphs", fixed, _graphs(layout))
     for micro, recompute, shards in methods:
         num, rest = divmod(layout.global_batch, layout.dp * micro)
         is_full = num >= layout.pp and (layout.vp == 1 or num % layout.pp == 0)
         # DeepSpeed's pipeline takes no sharded gradients.
         is_known = layout.trainer != "deepspeed" or layout.pp == 1 or shards == "zero1"
         if is_full and is_known and not rest:
-            yield replace(layout, micro_batch=micro, recompute=recompute, sharding=shards)
+            plan = replace(layout, micro_batch=micro, recompute=recompute, sharding=shards)
+            # Graphs hold no layer that is recomputed as a whole.
+            able = graphs if not plan.recomputed or "graphs" in fixed else graphs[:1]
+            yield from (replace(plan, graphs=parts) if parts else plan for parts in able)
+
+
+def _graphs(layout: Plan) -> tuple[str, ...]:
+    """Return the CUDA graphs to try: with experts, those of what precedes token counts."""
+    if layout.model.experts is None or not layout.trainer_rules.has_graphs:
+        return ("",)
+    return ("", "attn+moe_router+moe_preprocess")
 
 
 def _recompute(layout: Plan) -> tuple[str, ...]:
@@ -289,6 +308,9 @@ def _recompute(layout: Plan) -> tuple[str, ...]:
     rules = layout.trainer_rules
     # With FlashAttention, and without latent attention, selective recompute saves nothing.
     selective = ("selective",) if layout.model.latent or rules.selective_layers else ()
+    if layout.model.experts and rules.has_graphs:
+        latent = "mla_up_proj+" if layout.model.latent else ""
+        selective = (*selective, f"{latent}moe_act")
     # Megatron-Core's exchanges under another micro-batch exclude recompute of whole layers.
     if "overlapped" in layout.dispatch:
         return ("none", *selective)

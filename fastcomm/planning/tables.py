@@ -43,10 +43,31 @@ def show_price(result: PriceResult) -> None:
     say(console, escape(f"{price.plan.model.name}: {strategy_text(price.plan)}"), hanging=2)
     console.print(terms_table("time", list(price.time), format_s))
     console.print(terms_table("memory", list(price.memory), format_binary_bytes))
+    if result.halves:
+        console.print(_halves(result))
+    if result.what_ifs:
+        console.print(_what_ifs(result))
     if result.calibration:
         show_calibration(result.calibration)
     if result.note:
         notes([result.note])
+
+
+def _halves(result: PriceResult) -> TerminalTable:
+    """Return the table of host and GPU of a layer with experts."""
+    rows = table("layer, both passes", "host", "GPU")
+    for half in result.halves:
+        rows.add_row(half.name, format_s(half.host_s), format_s(half.gpu_s))
+    return rows
+
+
+def _what_ifs(result: PriceResult) -> TerminalTable:
+    """Return the table of single changes that shorten the step."""
+    rows = table("what if", "step", "change")
+    for row in result.what_ifs:
+        change = row.step_s / result.price.step_s - 1
+        rows.add_row(row.name, format_s(row.step_s), signed_percent(change))
+    return rows
 
 
 def _expected(expected: ExpectedError) -> str:

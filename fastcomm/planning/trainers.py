@@ -29,17 +29,27 @@ class Trainer:
     # Share of the layers that selective recompute runs again; 0 is that of attention alone.
     selective_layers: float = 0.0
     has_counts: bool = False  # recompute of a number of layers of each stage
+    # CUDA graphs and recompute of parts of a layer, and exchanges under another micro-batch.
+    has_graphs: bool = False
     host_factor: float = 1.0  # time of the host to launch a layer, over that of Megatron-Core
     unsupported: tuple[str, ...] = ()  # sizes that are always 1: "tp", "pp", "vp", "cp"
 
 
 TRAINERS = {
     "megatron": Trainer(
-        title="Megatron-Core", sharding=("zero1",), reduction="fp32", has_counts=True
+        title="Megatron-Core",
+        sharding=("zero1",),
+        reduction="fp32",
+        has_counts=True,
+        has_graphs=True,
     ),
     # Recipes of NVIDIA NeMo and Megatron Bridge reduce and accumulate gradients in bf16.
     "nemo": Trainer(
-        title="NeMo with Megatron-Core", sharding=("zero1",), gradients="bf16", has_counts=True
+        title="NeMo with Megatron-Core",
+        sharding=("zero1",),
+        gradients="bf16",
+        has_counts=True,
+        has_graphs=True,
     ),
     "nemo-fsdp": Trainer(
         title="NeMo with Megatron FSDP", sharding=("zero3",), unsupported=("pp", "vp")

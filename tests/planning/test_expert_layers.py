@@ -1,9 +1,11 @@
 """What a layer of experts costs: attention, GEMMs, element-wise work, host, and routing."""
 
+import json
 from dataclasses import replace
 
 import pytest
-from builders.plan_inputs import HEAD, PLAN, table
+from builders.commands import invoke
+from builders.plan_inputs import HEAD, PLAN, schema, table
 
 from fastcomm.hardware.gpus import gpu
 from fastcomm.models import load
@@ -238,6 +240,44 @@ def test_columns_of_a_table_set_the_switches(tmp_path):
     (run,) = load_runs(path, {}).runs
     plan = run.plans[0]
     assert (plan.routing, plan.graphs, plan.fused_experts) == ("natural", "attn", True)
+
+
+@pytest.mark.parametrize(("domain", "share"), [(8, 0.33), (4, 0.5)])
+def test_another_micro_batch_hides_a_part_of_the_exchange(domain, share):
+    plan = replace(LAYER, domain=domain)
+    alone, under = (
+        layer_times(replace(plan, dispatch=text), Constants()).parts["expert exchange"]
+        for text in ("deepep", "deepep overlapped")
+    )
+    assert under == pytest.approx([share * time for time in alone])
+    # No more than the other micro-batch's work.
+    slow = replace(plan, domain=4, node_bytes_per_s=1e8)
+    parts = layer_times(replace(slow, dispatch="deepep overlapped"), Constants()).parts
+    whole = layer_times(replace(slow, dispatch="deepep"), Constants()).parts
+    work = sum(pair[0] for name, pair in parts.items() if name != "expert exchange")
+    assert parts["expert exchange"][0] == pytest.approx(whole["expert exchange"][0] - work)
+
+
+def test_an_explanation_has_host_and_gpu_and_what_would_shorten_the_step():
+    words = ("plan", "price", "--model", "qwen3-30b-a3b", "--world-size", "16")
+    words = (*words, "--global-batch", "256", "--cluster", "b200", "--strategy")
+    document = json.loads(invoke(*words, "ep=8,precision=mxfp8", "--json").stdout)
+    schema("price").validate(document)
+    before, after = document["layer"]
+    assert after["host_ns"] > after["gpu_ns"] > 0
+    names = [row["name"] for row in document["what_ifs"]]
+    assert "CUDA graphs of attention and router" in names
+    steps = [row["step_ns"] for row in document["what_ifs"]]
+    assert steps == sorted(steps)
+    assert steps[-1] < document["step_ns"]
+    graphs = "ep=8,precision=mxfp8,graphs=attn+moe_router+moe_preprocess"
+    changed = json.loads(invoke(*words, graphs, "--json").stdout)
+    place = names.index("CUDA graphs of attention and router")
+    assert changed["step_ns"] == pytest.approx(steps[place])
+    assert before["host_ns"] > changed["layer"][0]["host_ns"] == 0
+    shown = invoke(*words, "ep=8,precision=mxfp8").stdout
+    assert "what if" in shown
+    assert "dispatch, experts and combine" in shown
 
 
 def test_graphs_of_a_whole_step_hold_memory_of_their_own():
