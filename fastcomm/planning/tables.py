@@ -95,8 +95,9 @@ def show_search(result: PlanSearch, top: int) -> None:
     console = plain_console()
     job, prices = result.job, result.prices(top)
     best = prices[0]
+    strategy = strategy_text(best.plan).replace(",", ", ")
     head = (
-        f"Fastest: {strategy_text(best.plan)}: {format_s(best.step_s)} a step, "
+        f"Fastest: {strategy}: {format_s(best.step_s)} a step, "
         f"{best.tokens_per_s_per_gpu:.0f} tokens/s/GPU, MFU {percent(best.mfu)} (causal "
         f"attention, bf16 peak), {best.memory_bytes / 2**30:.1f} GiB"
     )
