@@ -59,10 +59,16 @@ def inputs(tmp_path_factory):
     invoke("demo", folder / "table", "--num-ranks", "8", "--format", "table")
     invoke("dispatch", "generate", *SHAPE.split(), "-o", folder / "workload")
     invoke("convert", folder / "run", folder / "uniform.json.gz")
+    (folder / "exchanges.csv").write_text(EXCHANGES)
     made = {path.name.partition(".")[0]: path for path in folder.iterdir()}
     return {**made, "hangs": RECORDED / "hangs"}
 
 
+EXCHANGES = """\
+mode,nodes,ranks,hidden,topk,experts,tokens,sms,dispatch_us,combine_us
+normal,1,8,7168,8,256,4096,24,498,961
+low_latency,2,16,7168,8,256,128,0,101,
+"""
 CALLS = [
     ("metrics", "metrics {run}", 0),
     ("info", "info {run} --all", 0),
@@ -106,6 +112,8 @@ CALLS = [
     ("dispatch-simulate", "dispatch compare {workload}", 0),
     ("dispatch-place", "dispatch place {workload} --replicas 2", 0),
     ("dispatch-sweep", f"dispatch sweep {SHAPE} --over zipf_alpha=1.1,2", 0),
+    ("dispatch-evaluate", "dispatch evaluate {exchanges}", 0),
+    ("dispatch-evaluate", "dispatch evaluate {exchanges} --calibrate", 0),
     ("doctor", "doctor", 0),
     ("hang", "hang {hangs}/stuck_tpdp_queue_0", 5),
     ("hang", "hang {hangs}/finished_moe_0", 0),

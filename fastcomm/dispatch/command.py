@@ -14,9 +14,20 @@ from fastcomm.checks import FACTOR, REPLICAS, invalid, option_name, shortened
 from fastcomm.cli.commands import CommandGroup, option, option_of, options_of
 from fastcomm.cli.messages import say
 from fastcomm.cli.parameter_types import COUNT, Number
-from fastcomm.cli.results import ResultFiles, output_option, print_json, result_options
+from fastcomm.cli.results import (
+    ResultFiles,
+    give,
+    output_option,
+    print_json,
+    result_options,
+)
 from fastcomm.cli.runs import builds, with_options, workers_option
-from fastcomm.dispatch.options import DispatchOptions, ReplicaRule, WorkloadOptions
+from fastcomm.dispatch.options import (
+    DispatchOptions,
+    ExchangeOptions,
+    ReplicaRule,
+    WorkloadOptions,
+)
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import ConfigError, inert
 from fastcomm.option_fields import NETWORK, WORKLOAD, field_infos
@@ -43,6 +54,7 @@ Examples:
   fastcomm dispatch simulate --schedules deepep,fast workload --json
   fastcomm dispatch place workload --replicas 1.5
   fastcomm dispatch sweep --over num_nodes=2,4,8 --over zipf_alpha=1.1,1.5,2
+  fastcomm dispatch evaluate deepep.parquet --cluster dgx-h100
 """
 _NOT_DRAWN = ("--compat seed",)  # which has a stream of its own
 # The original's names of options have underscores: --num_nodes is --num-nodes.
@@ -344,6 +356,31 @@ def sweep(*, over: tuple[str, ...], names: str, request: SimulationRequest) -> N
         _recipe(shape), grid, names.split(","), request.terms, available=STRATEGIES
     )
     request.give(result, tables.sweep)
+
+
+@run.command(
+    "evaluate",
+    has_tables=True,
+    epilog=_example("evaluate deepep.parquet --cluster h100 --calibrate"),
+)
+@click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@builds(options=ExchangeOptions)
+@with_options(options_of(ExchangeOptions))
+@result_options("evaluation.json, and the rows as CSV and Parquet", xlsx=False, html=False)
+def evaluate(*, table: Path, options: ExchangeOptions, files: ResultFiles) -> None:
+    """Compare measured expert all-to-alls with predictions.
+
+    TABLE is Parquet or CSV, a row per shape, with the columns mode (normal or low_latency),
+    nodes, ranks, hidden, topk, experts, tokens (of a rank), sms, dispatch_us and combine_us, as
+    DeepEP's benchmark measures them, or others (docs/dispatch.md). Prints the errors by GPU,
+    kernels, number of nodes, and phase.
+    """
+    from fastcomm.dispatch import tables
+    from fastcomm.dispatch.evaluation import evaluate_exchanges
+
+    cluster = options.cluster or "dgx-h100"
+    result = evaluate_exchanges(table, cluster, calibrate=options.calibrate)
+    give(result, files, "evaluation", tables.evaluation, table="rows")
 
 
 def _check_distinct(names: Sequence[str]) -> None:

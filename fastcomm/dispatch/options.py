@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fastcomm.checks import EFFICIENCY, FACTOR, GPUS_PER_NODE, Range
-from fastcomm.option_fields import NETWORK, WORKLOAD, CheckedOptions, option_field
+from fastcomm.option_fields import (
+    COST,
+    NETWORK,
+    WORKLOAD,
+    CheckedOptions,
+    option_field,
+)
 from fastcomm.options import cluster_field, compat_field
 from fastcomm.units import Duration
 
@@ -152,3 +158,11 @@ class DispatchOptions(CheckedOptions):
         metavar="METHOD",
         needs=("--schedules fast",),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeOptions(CheckedOptions):
+    """The hardware of measured expert all-to-alls."""
+
+    cluster: str | Path | None = cluster_field("dgx-h100", may_be_empty=False)
+    calibrate: bool = option_field("Fit the model to measurements.", False, group=COST)

@@ -1,7 +1,7 @@
 """Schedules of an expert all-to-all as tables, on the terminal and in files."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,15 +9,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from fastcomm.dispatch.evaluation import (
+    ExchangeError,
+    ExchangeEvaluation,
+    ExchangePrediction,
+    FittedConstant,
+)
 from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult, in_ns
+from fastcomm.hardware.expert_exchange import ExchangePhase
 from fastcomm.show.console import TerminalTable, na, plain_console, say, shown, table
 from fastcomm.show.tables import NA, ResultTable, TableColumn
 from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
 
 _NO_COMBINE = "the original simulator has no combine"
 NO_TIME = "the bound is 0"
+_OTHER_PHASE = "a row of the other phase"
 _PLACING = (
     TableColumn("schedule", 0),
     TableColumn("before", 1, "ns", "dispatch-place.before.strategies.total_latency_ns"),
@@ -149,6 +157,78 @@ def place(result: PlacementResult, console: Console | None = None) -> None:
     )
     console.print(shown(placing(result)))
     _say(console, f"times and bytes: {_sum_text(result.before)}.")
+
+
+def evaluation(result: ExchangeEvaluation, console: Console | None = None) -> None:
+    """Print the errors of predicted expert all-to-alls, or predictions without measurements."""
+    console = plain_console(console)
+    count = counted(len(result.rows), "row")
+    if errors := result.errors:
+        console.print(shown(exchange_errors(errors)))
+        _say(
+            console,
+            f"{count} on {result.cluster}. error: predicted over measured time, minus 1; the "
+            "median of its size, and the size that nine of ten rows stay below. bias: its "
+            "median. Waits before data move are not counted.",
+        )
+    else:
+        console.print(shown(exchange_times(result.rows[:_MOST_LAYERS])))
+        _say(console, f"{count} on {result.cluster}, without measured times.")
+    if result.calibration is not None:
+        console.print(shown(fitted_constants(result.calibration)))
+
+
+def exchange_errors(errors: Sequence[ExchangeError]) -> ResultTable:
+    """Return the errors of predictions by GPU, kernels, number of nodes, and phase."""
+    return ResultTable(name="errors", caption="Errors", columns=_ERRORS, rows=errors)
+
+
+def exchange_times(rows: Sequence[ExchangePrediction]) -> ResultTable:
+    """Return the predicted times of rows without measurements."""
+    return ResultTable(name="times", caption="Predictions", columns=_TIMES, rows=rows)
+
+
+def fitted_constants(constants: Sequence[FittedConstant]) -> ResultTable:
+    """Return the constants that were fitted to a table, beside the shipped ones."""
+    return ResultTable(name="fit", caption="Fit", columns=_CONSTANTS, rows=constants)
+
+
+def _predicted(phase: ExchangePhase) -> Callable[[ExchangePrediction], float | None]:
+    """Return a function of a row: the predicted time of a phase in ns, None without one."""
+
+    def time(row: ExchangePrediction) -> float | None:
+        return in_ns(row.phases[phase].predicted_s) if phase in row.phases else None
+
+    return time
+
+
+_ERRORS = (
+    TableColumn("GPU", "gpu"),
+    TableColumn("kernels", "family"),
+    TableColumn("nodes", "nodes", "count"),
+    TableColumn("phase", "phase"),
+    TableColumn("error", "median_error", "share", "dispatch-evaluate.errors.median_error"),
+    TableColumn("90 % below", "p90_error", "share", "dispatch-evaluate.errors.p90_error"),
+    TableColumn("bias", "median_bias", "share", "dispatch-evaluate.errors.median_bias"),
+    TableColumn("rows", "rows", "count"),
+)
+_TIMES = (
+    TableColumn("GPU", "gpu"),
+    TableColumn("kernels", lambda row: row.row.family),
+    TableColumn("ranks", lambda row: row.row.ranks, "count"),
+    TableColumn("tokens", lambda row: row.row.tokens, "count"),
+    TableColumn("dispatch", _predicted("dispatch"), "ns", why=_OTHER_PHASE),
+    TableColumn("combine", _predicted("combine"), "ns", why=_OTHER_PHASE),
+)
+_CONSTANTS = (
+    TableColumn("GPU", "gpu"),
+    TableColumn("kernels", "family"),
+    TableColumn("domains", "scope"),
+    TableColumn("phase", "phase"),
+    TableColumn("constant", "constant"),
+    TableColumn("shipped", lambda one: f"{one.shipped:.4g}"),
+    TableColumn("fitted", lambda one: f"{one.fitted:.4g}"),
+)
 
 
 def _gain(result: PlacementResult) -> str:

@@ -104,7 +104,7 @@ class SearchOptions(BatchOptions):
         metavar="LIST",
     )
     calibrate: str | Path | None = _cost(
-        "Use measured links and GEMMs: traces, output of fastcomm metrics, or of nccl-tests "
+        "Fit the model to measurements. Traces, output of fastcomm metrics, or of nccl-tests "
         "(links alone).",
         metavar="PATH",
         is_common=True,

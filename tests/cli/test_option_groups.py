@@ -60,6 +60,7 @@ def test_an_option_has_one_meaning_and_one_group_in_all_commands():
 
 # Options whose type differs by command, and why.
 OWN_TYPE = {
+    "--calibrate": "isp takes a path, dispatch evaluate fits to its table",
     "--compat": "each command reproduces its own tool",
     "--format": "demo writes formats of traces, kernels formats of tables",
     "--seq-len": "isp takes several lengths, and units as in 64Ki",

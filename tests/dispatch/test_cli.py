@@ -239,3 +239,70 @@ def test_bandwidths_without_a_unit_are_only_for_the_original(bandwidth):
 def test_invalid_bandwidths_are_refused_for_the_original_too(bandwidth):
     with pytest.raises(ConfigError, match="bw_inter: invalid bandwidth"):
         terms_for(Recipe(law="seed"), DispatchOptions(bw_inter=bandwidth))
+
+
+EXCHANGES = """\
+mode,nodes,ranks,hidden,topk,experts,tokens,sms,dispatch_us,combine_us,dispatch_notify_us
+normal,1,8,7168,8,256,4096,24,498,961,
+normal,2,16,7168,8,256,4096,24,749,1777,56
+low_latency,1,8,7168,8,256,128,,,,
+"""
+
+
+@pytest.fixture(scope="module")
+def exchanges(tmp_path_factory):
+    path = tmp_path_factory.mktemp("exchanges") / "exchanges.csv"
+    path.write_text(EXCHANGES)
+    return path
+
+
+def test_measured_exchanges_are_priced_row_by_row(exchanges):
+    found = json.loads(said(f"evaluate {exchanges} --cluster h100 --json"))
+    assert [row["family"] for row in found["rows"]] == ["deepep", "deepep", "deepep-ll"]
+    assert [row["nodes"] for row in found["rows"]] == [1, 2, 1]
+    times = [row["measured_dispatch_ns"] for row in found["rows"]]
+    assert times == [pytest.approx(498e3), pytest.approx(749e3), None]
+    waits = [row["measured_dispatch_notify_ns"] for row in found["rows"]]
+    assert waits == [None, pytest.approx(56e3), None]
+    assert found["rows"][0]["predicted_dispatch_ns"] == pytest.approx(498e3, rel=0.1)
+    assert found["rows"][2]["predicted_combine_ns"] > found["rows"][2]["predicted_dispatch_ns"]
+    assert [(each["nodes"], each["phase"], each["rows"]) for each in found["errors"]] == [
+        (1, "dispatch", 1), (1, "combine", 1), (2, "dispatch", 1), (2, "combine", 1),
+    ]  # fmt: skip
+    first = found["rows"][0]
+    off = first["predicted_combine_ns"] / first["measured_combine_ns"] - 1
+    assert found["errors"][1]["median_bias"] == pytest.approx(off)
+    assert found["calibration"] is None
+
+
+def test_a_table_without_times_gets_predictions(tmp_path):
+    path = tmp_path / "plain.csv"
+    path.write_text("family,ranks,hidden,topk,experts,tokens\nhybridep,32,7168,8,256,4096\n")
+    out = said(f"evaluate {path} --cluster gb200")
+    assert "gb200  hybridep     32    4096" in out
+    assert "1 row on GB200, without measured times." in out
+
+
+def test_calibration_moves_predictions_to_the_table(tmp_path):
+    rows = [f"normal,1,8,7168,8,256,{n},24,{100 + n / 4},{100 + n / 2}" for n in (8, 512, 8192)]
+    path = tmp_path / "slow.csv"
+    path.write_text("\n".join([EXCHANGES.splitlines()[0].rpartition(",")[0], *rows]))
+    before, after = (
+        json.loads(said(f"evaluate {path} {option} --json")) for option in ("", "--calibrate")
+    )
+    for shipped, fitted in zip(before["errors"], after["errors"], strict=True):
+        assert fitted["median_error"] < 0.5 * shipped["median_error"]
+    starts = [one for one in after["calibration"] if one["constant"] == "start_us"]
+    assert [one["fitted"] > one["shipped"] for one in starts] == [True, True]
+    assert "start_us" in said(f"evaluate {path} --calibrate")
+
+
+def test_kernels_without_constants_are_an_error(tmp_path):
+    path = tmp_path / "across.csv"
+    path.write_text("family,ranks,hidden,topk,experts,tokens\ntrtllm,144,7168,8,288,64\n")
+    out = said(f"evaluate {path} --cluster gb200", 2)
+    assert "trtllm: no constants across NVLink domains (row 1)" in out
+
+
+def test_a_cluster_without_a_gpu_is_an_error(exchanges):
+    assert "a800: no key gpu" in said(f"evaluate {exchanges} --cluster a800", 2)

@@ -1,0 +1,329 @@
+"""Predicted times of measured expert all-to-alls, and how far off they are.
+
+A row of a table has a shape, and times that somebody measured. Its prediction has the constants
+of its kernels on its GPU, or constants fitted to the table.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.errors import ConfigError
+from fastcomm.hardware.clusters import Cluster, load
+from fastcomm.hardware.exchange_calibration import (
+    ExchangeGroup,
+    MeasuredExchange,
+    exchange_groups,
+    fit_costs,
+    measured_seconds,
+    read_exchanges,
+)
+from fastcomm.hardware.expert_exchange import (
+    LIMITS,
+    PHASES,
+    ExchangeCosts,
+    ExchangePhase,
+    Scope,
+    measured_gpu,
+    shipped_costs,
+)
+from fastcomm.hardware.gpus import FloatArray
+from fastcomm.result import TableResult
+from fastcomm.units import percent
+
+NS = 1e9  # nanoseconds per second
+_RATES = ("predicted_bandwidth_bytes_per_s", "measured_bandwidth_bytes_per_s")
+_TRUST = 1.0  # measurements that the shipped constants count as, when a table is fitted
+# Constants that a table can move; others are counts, or tell apart what a table rarely does.
+_FITTED = (
+    *("start_us", "fill_us", "wave_us", "token_ns", "token_byte_ns", "row_ns", "row_byte_ns"),
+    *("nvlink_share", "nic_share"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePrediction:
+    """Times of one phase of a row, in seconds; None is unknown."""
+
+    predicted_s: float
+    notify_s: float
+    limit: str  # the busiest of `LIMITS`
+    measured_s: float | None
+    measured_notify_s: float | None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured time, minus 1."""
+        return None if self.measured_s is None else self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangePrediction:
+    """A row of a table, and its predicted phases."""
+
+    row: MeasuredExchange
+    gpu: str
+    measured_on: str  # GPU whose constants were used
+    domains: int
+    phases: Mapping[ExchangePhase, PhasePrediction]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row of the JSON document."""
+        row = self.row
+        names = ("hidden", "topk", "experts", "tokens", "sms")
+        values = {
+            "family": row.family,
+            "gpu": self.gpu,
+            "measured_on": self.measured_on,
+            "nodes": self.domains,
+            "ranks": row.ranks,
+            **{name: getattr(row, name) for name in names},
+            "dispatch_precision": row.precision,
+        }
+        for phase in PHASES:
+            one = self.phases.get(phase)
+            values |= {
+                f"predicted_{phase}_ns": one and one.predicted_s * NS,
+                f"measured_{phase}_ns": one and _ns(one.measured_s),
+                f"predicted_{phase}_notify_ns": one and one.notify_s * NS,
+                f"measured_{phase}_notify_ns": one and _ns(one.measured_notify_s),
+                f"{phase}_limit": one and one.limit,
+            }
+        return values | self._rates()
+
+    def _rates(self) -> dict[str, float | None]:
+        """Return the bandwidths of a row that has one as published; its only phase has it."""
+        counted = self.row.counted_bytes
+        own = next(iter(self.phases.values()), None)
+        rates: dict[str, float | None] = dict.fromkeys(_RATES)
+        if counted is not None and own is not None:
+            times = own.predicted_s, own.measured_s
+            for name, seconds in zip(_RATES, times, strict=True):
+                rates[name] = counted / seconds if seconds else None
+        return rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeError:
+    """Errors of one phase of the rows of a GPU, family and number of nodes."""
+
+    gpu: str
+    family: str
+    nodes: int
+    phase: ExchangePhase
+    rows: int
+    median_error: float  # absolute, relative to the measured time
+    p90_error: float
+    median_bias: float  # above 0: predictions are longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedConstant:
+    """A constant of a kernel family, as shipped and as fitted to a table."""
+
+    gpu: str
+    family: str
+    scope: str
+    phase: ExchangePhase
+    constant: str
+    shipped: float
+    fitted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ExchangeEvaluation(TableResult):
+    """Rows of a table of measured expert all-to-alls beside what is predicted for them."""
+
+    cluster: str
+    rows: tuple[ExchangePrediction, ...]
+    calibration: tuple[FittedConstant, ...] | None = None
+
+    @property
+    def errors(self) -> list[ExchangeError]:
+        """Errors by GPU, family, number of nodes, and phase."""
+        own: dict[tuple[str, str, int, ExchangePhase], list[float]] = {}
+        for row in self.rows:
+            for phase, one in row.phases.items():
+                if one.error is not None:
+                    key = row.gpu, row.row.family, row.domains, phase
+                    own.setdefault(key, []).append(one.error)
+        return [_error(*key, np.array(values)) for key, values in own.items()]
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        fitted = self.calibration
+        return {
+            "cluster": self.cluster,
+            "rows": [row.to_dict() for row in self.rows],
+            "errors": [asdict(error) for error in self.errors],
+            "calibration": None if fitted is None else [asdict(one) for one in fitted],
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Return the rows; times in ns."""
+        return pa.Table.from_pylist([row.to_dict() for row in self.rows])
+
+    def figures(self) -> dict[str, str]:
+        """Return the number of rows, and the median error of each phase."""
+        figures = {"rows": str(len(self.rows))}
+        for phase in PHASES:
+            errors = [row.phases[phase].error for row in self.rows if phase in row.phases]
+            if off := [abs(error) for error in errors if error is not None]:
+                figures[f"median error of {phase}"] = percent(float(np.median(off)))
+        return figures
+
+
+def _error(
+    gpu: str, family: str, nodes: int, phase: ExchangePhase, off: FloatArray
+) -> ExchangeError:
+    """Return the summary of relative errors."""
+    return ExchangeError(
+        gpu=gpu,
+        family=family,
+        nodes=nodes,
+        phase=phase,
+        rows=len(off),
+        median_error=float(np.median(np.abs(off))),
+        p90_error=float(np.percentile(np.abs(off), 90)),
+        median_bias=float(np.median(off)),
+    )
+
+
+def _ns(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * NS
+
+
+def evaluate_exchanges(
+    path: Path, cluster: str | Path, *, calibrate: bool = False
+) -> ExchangeEvaluation:
+    """Predict the rows of a table of measured expert all-to-alls.
+
+    Parameters
+    ----------
+    path
+        Parquet or CSV, see `fastcomm.hardware.exchange_calibration.read_exchanges`.
+    cluster
+        A shipped cluster or a TOML file; its GPU is that of rows that name none.
+    calibrate
+        Whether the constants are fitted to the table first.
+
+    Raises
+    ------
+    ConfigError
+        If the table or the cluster is invalid, or kernels of a row have no constants.
+
+    """
+    hardware, rows = load(cluster), read_exchanges(path)
+    if not hardware.gpu:
+        raise ConfigError(f"{cluster}: no key gpu, whose kernels would be priced")
+    groups = _groups(rows, hardware)
+    fitted = _calibrated(groups, rows) if calibrate else {}
+    predictions: dict[int, ExchangePrediction] = {}
+    for group in groups:
+        predictions |= _predictions(group, rows, fitted)
+    return ExchangeEvaluation(
+        cluster=hardware.name,
+        rows=tuple(predictions[place] for place in range(len(rows))),
+        calibration=tuple(_changes(fitted)) if calibrate else None,
+    )
+
+
+def _groups(rows: Sequence[MeasuredExchange], hardware: Cluster) -> list[ExchangeGroup]:
+    """Return the groups of rows; raise ConfigError for one without constants."""
+    gpus = hardware.gpus_per_node
+    groups = exchange_groups(rows, hardware.gpu, gpus, hardware.bw_node / gpus)
+    for group in groups:
+        if measured_gpu(group.family, group.gpu, group.scope) is None:
+            raise ConfigError(
+                f"{group.family}: no constants {group.scope} NVLink domains (row "
+                f"{group.places[0] + 1}); kernels were not measured there"
+            )
+    return groups
+
+
+_Key = tuple[str, str, Scope, ExchangePhase]  # GPU, family, scope, phase
+
+
+def _shipped(gpu: str, family: str, scope: Scope, phase: ExchangePhase) -> ExchangeCosts:
+    source = measured_gpu(family, gpu, scope)
+    return shipped_costs()[family, str(source), scope, phase]
+
+
+def _calibrated(
+    groups: Iterable[ExchangeGroup], rows: Sequence[MeasuredExchange]
+) -> dict[_Key, ExchangeCosts]:
+    """Return the constants fitted to the measured times, where a phase has some."""
+    parts: dict[_Key, list[tuple[ExchangeGroup, FloatArray]]] = {}
+    for group in groups:
+        for phase in PHASES:
+            seconds = measured_seconds(rows, group, phase)
+            if np.isfinite(seconds).any():
+                key = group.gpu, group.family, group.scope, phase
+                parts.setdefault(key, []).append((group, seconds))
+    fitted = {}
+    for key, measured in parts.items():
+        costs = _shipped(*key)
+        names = [name for name in _FITTED if 0 < getattr(costs, name) < math.inf]
+        fitted[key] = fit_costs(measured, key[-1], costs, names, _TRUST)
+    return fitted
+
+
+def _changes(fitted: Mapping[_Key, ExchangeCosts]) -> Iterable[FittedConstant]:
+    """Yield the constants that were fitted."""
+    for (gpu, family, scope, phase), costs in fitted.items():
+        shipped = _shipped(gpu, family, scope, phase)
+        for name in _FITTED:
+            before, after = getattr(shipped, name), getattr(costs, name)
+            if 0 < before < math.inf:
+                yield FittedConstant(
+                    gpu=gpu,
+                    family=family,
+                    scope=scope,
+                    phase=phase,
+                    constant=name,
+                    shipped=before,
+                    fitted=after,
+                )
+
+
+def _predictions(
+    group: ExchangeGroup,
+    rows: Sequence[MeasuredExchange],
+    fitted: Mapping[_Key, ExchangeCosts],
+) -> dict[int, ExchangePrediction]:
+    """Return the predictions of a group by place in the table."""
+    domains = group.shape.domains()
+    one_way: list[dict[ExchangePhase, PhasePrediction]] = [{} for _ in group.places]
+    for phase in PHASES:
+        costs = fitted.get((group.gpu, group.family, group.scope, phase))
+        time = group.time(costs or _shipped(group.gpu, group.family, group.scope, phase), phase)
+        busiest = np.argmax(time.limit_s, axis=-1)
+        for at, place in enumerate(group.places):
+            row = rows[place]
+            if row.seconds and phase not in row.seconds:
+                continue  # a row of the other phase
+            if row.notify_s and not row.seconds and phase not in row.notify_s:
+                continue
+            one_way[at][phase] = PhasePrediction(
+                predicted_s=float(time.seconds[at]),
+                notify_s=float(time.notify_s[at]),
+                limit=LIMITS[busiest[at]],
+                measured_s=row.seconds.get(phase),
+                measured_notify_s=row.notify_s.get(phase),
+            )
+    source = str(measured_gpu(group.family, group.gpu, group.scope))
+    return {
+        place: ExchangePrediction(
+            row=rows[place],
+            gpu=group.gpu,
+            measured_on=source,
+            domains=int(domains[at]),
+            phases=phases,
+        )
+        for at, (place, phases) in enumerate(zip(group.places, one_way, strict=True))
+    }

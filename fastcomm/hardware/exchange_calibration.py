@@ -1,0 +1,358 @@
+"""Read tables of measured expert all-to-alls, and fit the constants of their kernels.
+
+Tables have the columns of DeepEP's benchmark or of TensorRT-LLM's all-to-all, as NVIDIA
+AIConfigurator collects them, or those of published bandwidths; `docs/dispatch.md` has the list.
+Times are in seconds, sizes in bytes; NaN is unknown in arrays.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from fastcomm import files
+from fastcomm.checks import Range
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.hardware.expert_exchange import (
+    FAMILIES,
+    PHASES,
+    ExchangeCosts,
+    ExchangePhase,
+    ExchangeShape,
+    PhaseTime,
+    Precision,
+    Scope,
+    phase_time,
+    token_bytes,
+)
+from fastcomm.hardware.gpus import FloatArray, gpu
+
+_LARGEST = 1 << 26  # bytes of a text
+_MODES = {"normal": "deepep", "low_latency": "deepep-ll"}
+_KERNELS = {"two_sided": "trtllm"}  # of TensorRT-LLM's table
+_PUBLISHED = {
+    ("V1", "normal"): "deepep",
+    ("V1", "low_latency"): "deepep-ll",
+    ("V2", "normal"): "deepep-v2",
+}
+_ARCHITECTURES = {"H800": "h800", "SM90": "h100", "SM100": "b200"}
+_EXPERTS = 256  # of a published row that does not say it: DeepSeek-V3's
+_MOST_NODES = 4  # that a token of DeepEP's benchmark goes to
+_SHAPE = ("tokens", "hidden", "topk", "ranks")
+_COUNTS = {
+    "tokens": Range(1, 1 << 32),
+    "hidden": Range(1, 1 << 24),
+    "topk": Range(1, 1 << 12),
+    "experts": Range(1, 1 << 20),
+    "ranks": Range(1, 1 << 20),
+    "nodes": Range(1, 1 << 20),
+    "sms": Range(0, 1 << 12),
+}
+_TIMES = Range(0, 1e12)  # us, and GB/s
+_SCALE = 0.05  # relative error from which on a measurement counts less
+_LEAST, _MOST = 1e-9, 1e6  # of a fitted constant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredExchange:
+    """One row of a table: a shape, and what was measured of it."""
+
+    family: str
+    gpu: str | None  # shipped GPU that the row names
+    precision: Precision  # of dispatch
+    tokens: int  # of a rank
+    hidden: int
+    topk: int
+    experts: int
+    ranks: int
+    nodes: int | None  # None if the table does not say it
+    sms: int | None
+    seconds: Mapping[ExchangePhase, float]  # of the phases that were measured
+    notify_s: Mapping[ExchangePhase, float]
+    # Groups of experts, and those that a token goes to; (1, 1) is no limit.
+    groups: tuple[int, int] = (1, 1)
+    # Bytes over which a bandwidth is published; None if the row has none.
+    counted_bytes: float | None = None
+
+    def domain(self, ranks_per_domain: int) -> int:
+        """Return the ranks of an NVLink domain; `ranks_per_domain` are those of a cluster."""
+        own = self.ranks if self.nodes is None else math.ceil(self.ranks / self.nodes)
+        return min(own, ranks_per_domain)
+
+    def shape(self, domain: int) -> ExchangeShape:
+        """Return what is exchanged, with NVLink between `domain` ranks."""
+        return ExchangeShape(
+            **{name: getattr(self, name) for name in (*_SHAPE, "experts", "sms")},
+            domain=domain,
+            groups=self.groups[0],
+            top_groups=self.groups[1],
+        )
+
+
+def read_exchanges(path: Path) -> list[MeasuredExchange]:
+    """Read a table of measured expert all-to-alls.
+
+    Parameters
+    ----------
+    path
+        A Parquet file, or a CSV file.
+
+    Returns
+    -------
+    list of MeasuredExchange
+        A row per row of the table.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, has no rows, or a column is missing or has an invalid value.
+
+    """
+    rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    if not rows:
+        raise ConfigError(f"{path}: no rows")
+    return [_row(row, f"{path}, row {number}") for number, row in enumerate(rows, 1)]
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    from fastcomm import arrow_files  # slow to import, rarely needed
+
+    try:
+        rows: list[dict[str, Any]] = arrow_files.read(path).to_pylist()
+    except (pa.ArrowException, OSError, FastcommError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return rows
+
+
+def _csv(path: Path) -> list[dict[str, Any]]:
+    try:
+        text = files.text(path, most=_LARGEST)
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _row(row: Mapping[str, Any], where: str) -> MeasuredExchange:
+    """Return a checked row; `where` begins its errors."""
+    family, gpu = _family(row, where)
+    counts = {name: _count(row, name, where) for name in (*_SHAPE, "experts", "nodes", "sms")}
+    if missing := [name for name in _SHAPE if counts[name] is None]:
+        raise ConfigError(f"{where}: no {', '.join(missing)}")
+    precision = row.get("dtype") or FAMILIES[family].precision
+    if precision not in ("bf16", "fp8"):
+        raise ConfigError(f"{where}: invalid dtype {precision!r}: expected bf16 or fp8")
+    if "version" in row:
+        precision = FAMILIES[family].precision  # `dtype` is that of the row's phase
+    shape = {**counts, "experts": counts["experts"] or _EXPERTS, "sms": counts["sms"] or None}
+    if (counts["topk"] or 0) > (shape["experts"] or 0):
+        raise ConfigError(f"{where}: topk is {shape['topk']} of {shape['experts']} experts")
+    nodes = (counts["nodes"] or 1) if family.startswith("deepep") else 1
+    one = MeasuredExchange(
+        groups=(nodes, min(nodes, _MOST_NODES)),
+        family=family,
+        gpu=gpu,
+        precision=cast("Precision", precision),
+        seconds=_seconds(row, where, "{}_us"),
+        notify_s=_seconds(row, where, "{}_notify_us"),
+        **cast("dict[str, Any]", shape),
+    )
+    return _published(one, row, where) if "bandwidth_GBps" in row else one
+
+
+def _published(one: MeasuredExchange, row: Mapping[str, Any], where: str) -> MeasuredExchange:
+    """Return a row with the bytes that its published bandwidth counts, and their time."""
+    rate, phase = _time(row, "bandwidth_GBps", where), row.get("phase")
+    if rate is None or phase not in PHASES:
+        return one
+    shape = one.shape(one.domain(one.ranks))
+    copies = shape.ranks_of_token() if row.get("link") == "NVLink" else shape.domains_of_token()
+    if FAMILIES[one.family].copies:
+        copies = np.asarray(one.topk, np.float64)
+    size = token_bytes(one.hidden, one.precision if phase == "dispatch" else "bf16")
+    counted = float(one.tokens * copies * size)
+    seconds = {phase: counted / (rate * 1e9), **one.seconds}
+    return replace(one, counted_bytes=counted, seconds=seconds)
+
+
+def _family(row: Mapping[str, Any], where: str) -> tuple[str, str | None]:
+    """Return the family of a row's kernels, and the GPU that it names."""
+    if "version" in row:
+        family = _PUBLISHED.get((str(row["version"]), str(row.get("kernel"))))
+        gpu = _ARCHITECTURES.get(str(row.get("arch")))
+        if family and gpu:
+            return family, gpu
+    elif "family" in row and row["family"] in FAMILIES:
+        return str(row["family"]), None
+    elif "mode" in row and row["mode"] in _MODES:
+        return _MODES[row["mode"]], None
+    elif "kernel" in row and row["kernel"] in _KERNELS:
+        return _KERNELS[row["kernel"]], None
+    raise ConfigError(
+        f"{where}: unknown kernels; expected a column family ({', '.join(FAMILIES)}), mode "
+        f"({', '.join(_MODES)}), kernel ({', '.join(_KERNELS)}), or version, arch and kernel"
+    )
+
+
+def _count(row: Mapping[str, Any], name: str, where: str) -> int | None:
+    """Return a whole number of a row; None if it has none."""
+    value = _number(row, name, where)
+    if value is None:
+        return None
+    _COUNTS[name].check(value, f"{where}: {name}")
+    if value != int(value):
+        raise ConfigError(f"{where}: invalid {name} {value}: expected a whole number")
+    return int(value)
+
+
+def _number(row: Mapping[str, Any], name: str, where: str) -> float | None:
+    """Return a number of a row; None if the row has no such column or value."""
+    value = row.get(name)
+    if value is None or value == "":
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {name}: {error}") from error
+
+
+def _time(row: Mapping[str, Any], name: str, where: str) -> float | None:
+    """Return a time or a rate of a row; None for no value, and for 0."""
+    value = _number(row, name, where)
+    if value is not None and not math.isnan(value):
+        _TIMES.check(value, f"{where}: {name}")
+        return value or None
+    return None
+
+
+def _seconds(row: Mapping[str, Any], where: str, name: str) -> dict[ExchangePhase, float]:
+    """Return the seconds of a row by phase, from columns of `name` with the phase."""
+    seconds = {}
+    for phase in PHASES:
+        is_latency = row.get("phase") == phase and name == "{}_us"
+        us = _time(row, "latency_us" if is_latency else name.format(phase), where)
+        if us is not None:
+            seconds[phase] = us * 1e-6
+    if row.get("phase") == "prepare" and "notify" in name:
+        us = _time(row, "latency_us", where)
+        return {} if us is None else {"dispatch": us * 1e-6}
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeGroup:
+    """Rows of a table with one GPU, family, scope and precision."""
+
+    gpu: str
+    family: str
+    scope: Scope
+    precision: Precision
+    shape: ExchangeShape  # arrays, an element per row
+    places: tuple[int, ...]  # of its rows in the table
+    bandwidths: tuple[float, float]  # of NVLink and NIC
+
+    def time(self, costs: ExchangeCosts, phase: ExchangePhase) -> PhaseTime:
+        """Return the times of one phase."""
+        precision = self.precision if phase == "dispatch" else "bf16"
+        size = token_bytes(self.shape.hidden, precision)
+        return phase_time(costs, self.family, self.shape, size, self.bandwidths)
+
+
+def exchange_groups(
+    rows: Sequence[MeasuredExchange], name: str, domain: int, nic: float
+) -> list[ExchangeGroup]:
+    """Return the rows of a table in groups.
+
+    Parameters
+    ----------
+    rows
+        Rows of a table.
+    name
+        Shipped GPU of the rows that name none.
+    domain
+        The most ranks with NVLink between them.
+    nic
+        NIC bandwidth of a GPU, bytes/s.
+
+    """
+    places: dict[tuple[str, str, bool, Precision, bool], list[int]] = {}
+    for place, row in enumerate(rows):
+        key = row.gpu or name, row.family, row.ranks > row.domain(domain), row.precision
+        places.setdefault((*key, row.sms is None), []).append(place)
+    return [
+        ExchangeGroup(
+            gpu=own,
+            family=family,
+            scope="across" if is_across else "inside",
+            precision=precision,
+            shape=_stacked([rows[place].shape(rows[place].domain(domain)) for place in group]),
+            places=tuple(group),
+            bandwidths=(gpu(own).nvlink, nic),
+        )
+        for (own, family, is_across, precision, _), group in places.items()
+    ]
+
+
+def _stacked(shapes: Sequence[ExchangeShape]) -> ExchangeShape:
+    """Return one shape with the values of several as arrays."""
+    columns: dict[str, Any] = {}
+    for field in fields(ExchangeShape):
+        values = [getattr(shape, field.name) for shape in shapes]
+        columns[field.name] = None if values[0] is None else np.array(values, np.float64)
+    return ExchangeShape(**columns)
+
+
+def fit_costs(
+    parts: Iterable[tuple[ExchangeGroup, FloatArray]],
+    phase: ExchangePhase,
+    costs: ExchangeCosts,
+    names: Sequence[str],
+    trust: float = 0.0,
+) -> ExchangeCosts:
+    """Return constants with those called `names` fitted to measured times.
+
+    Relative errors count, and large ones less than their squares.
+
+    Parameters
+    ----------
+    parts
+        Groups of one family and scope, and the measured seconds of their rows; NaN is unknown.
+    phase
+        The phase that was measured.
+    costs
+        Constants to begin with.
+    names
+        Constants to fit; they remain positive.
+    trust
+        How many measurements `costs` count as.
+
+    """
+    from scipy.optimize import least_squares  # slow to import
+
+    parts = list(parts)
+    first = np.log([max(getattr(costs, name), _LEAST) for name in names])
+
+    def of(logs: FloatArray) -> ExchangeCosts:
+        return replace(costs, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
+
+    def errors(logs: FloatArray) -> FloatArray:
+        ratios = [group.time(of(logs), phase).seconds / seconds for group, seconds in parts]
+        off = np.log(np.concatenate(ratios))
+        return np.concatenate([off[np.isfinite(off)], math.sqrt(trust) * (logs - first)])
+
+    bounds = math.log(_LEAST / 10), math.log(_MOST)
+    fit = least_squares(errors, first, bounds=bounds, loss="soft_l1", f_scale=_SCALE)
+    return of(fit.x)
+
+
+def measured_seconds(
+    rows: Sequence[MeasuredExchange], group: ExchangeGroup, phase: ExchangePhase
+) -> FloatArray:
+    """Return the measured seconds of a group's rows; NaN is unknown."""
+    return np.array([rows[place].seconds.get(phase, math.nan) for place in group.places])

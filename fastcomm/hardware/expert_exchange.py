@@ -1,0 +1,338 @@
+"""Times of an expert all-to-all by kernel family: dispatch and combine of one layer.
+
+`expert_exchange.toml` has the constants, which `docs/exchange_accuracy.py` fits to published
+measurements. A *row* is a copy of a token that a rank receives; a *domain* is a set of ranks
+with NVLink between them, a node in most clusters. Times are in seconds, sizes in bytes,
+bandwidths in bytes per second, constants in microseconds and SM-nanoseconds.
+
+A phase takes its start, and the time of the busiest resource: SMs that copy, NVLink, or NICs.
+The first tokens pass one resource after the other, which fills the pipeline.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Literal, get_args
+
+import numpy as np
+
+from fastcomm.errors import ConfigError
+from fastcomm.files import parsed_toml
+from fastcomm.hardware.gpus import FloatArray, gpu, gpu_sheet
+
+ShapeValue = float | FloatArray
+ExchangePhase = Literal["dispatch", "combine"]
+Precision = Literal["bf16", "fp8"]
+PHASES: tuple[ExchangePhase, ...] = get_args(ExchangePhase)
+LIMITS = ("SMs", "NVLink", "NIC")
+# Exponent of the norm that joins the three limits: near a maximum, but smooth where they meet.
+_SHARPNESS = 8.0
+_SCALES = 128  # elements of FP8 that share a scale of 4 bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFamily:
+    """What a family of kernels sends, and how it runs unless the user says otherwise."""
+
+    title: str
+    copies: bool  # whether a token is sent once for each of its experts
+    sms: int | None  # SMs that it takes by default; None if its time does not depend on them
+    precision: Precision  # of dispatch by default; combine is bf16
+
+
+FAMILIES = {
+    "deepep": ExchangeFamily(title="DeepEP V1, normal", copies=False, sms=20, precision="fp8"),
+    "deepep-ll": ExchangeFamily(
+        title="DeepEP V1, low latency", copies=True, sms=None, precision="fp8"
+    ),
+    "deepep-v2": ExchangeFamily(title="DeepEP V2", copies=False, sms=24, precision="fp8"),
+    "hybridep": ExchangeFamily(title="HybridEP", copies=False, sms=None, precision="bf16"),
+    "nccl": ExchangeFamily(title="NCCL all-to-all", copies=True, sms=None, precision="bf16"),
+    "trtllm": ExchangeFamily(
+        title="TensorRT-LLM all-to-all", copies=False, sms=None, precision="bf16"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeShape:
+    """What is exchanged by which ranks; fields are numbers, or arrays that broadcast.
+
+    With `groups`, experts are in as many groups, and a token goes to `top_groups` of them only.
+    """
+
+    tokens: ShapeValue  # of a rank
+    hidden: ShapeValue  # elements of a token
+    topk: ShapeValue  # experts of a token
+    experts: ShapeValue
+    ranks: ShapeValue
+    domain: ShapeValue  # ranks with NVLink between them
+    sms: ShapeValue | None = None  # None is the default of the family
+    # Rows of the fullest rank over the mean: all ranks wait for it.
+    fullest: ShapeValue = 1.0
+    groups: ShapeValue = 1
+    top_groups: ShapeValue = 1
+
+    def domains(self) -> FloatArray:
+        """Return the number of NVLink domains."""
+        return np.ceil(_floats(self.ranks) / _floats(self.domain))
+
+    def domains_of_token(self) -> FloatArray:
+        """Return the mean number of domains with an expert of a token, its own included."""
+        count = self.domains()
+        near = count * hit_share(self.experts, _floats(self.experts) / count, self.topk)
+        return np.minimum(near, self._reachable())
+
+    def ranks_of_token(self) -> FloatArray:
+        """Return the mean number of ranks with an expert of a token, its own included."""
+        share = np.minimum(1.0, self._reachable() / self.domains())
+        ranks, experts = _floats(self.ranks), _floats(self.experts)
+        return share * ranks * hit_share(experts * share, experts / ranks, self.topk)
+
+    def _reachable(self) -> FloatArray:
+        """Return the mean number of domains with a group of a token."""
+        count = self.domains()
+        own = np.maximum(_floats(self.groups) / count, 1.0)
+        return np.where(
+            _floats(self.groups) > 1,
+            count * hit_share(self.groups, own, self.top_groups),
+            count,
+        )
+
+
+def _floats(values: ShapeValue) -> FloatArray:
+    return np.asarray(values, np.float64)
+
+
+def hit_share(total: ShapeValue, own: ShapeValue, draws: ShapeValue) -> FloatArray:
+    """Return the probability that `draws` distinct ones of `total` include one of `own`.
+
+    It is 1 - C(total - own, draws) / C(total, draws), with the gamma function for numbers that
+    are not whole.
+    """
+    total, own, draws = np.broadcast_arrays(_floats(total), _floats(own), _floats(draws))
+    misses = np.maximum(total - own - draws, -1.0)  # C is 0 at -1
+    gamma = np.vectorize(math.lgamma, otypes=[np.float64])
+    logs = (
+        gamma(np.maximum(total - own, 0.0) + 1)
+        - gamma(np.maximum(misses, 0.0) + 1)
+        - gamma(total + 1)
+        + gamma(np.maximum(total - draws, 0.0) + 1)
+    )
+    return np.where(misses < 0, 1.0, 1.0 - np.exp(np.minimum(logs, 0.0)))
+
+
+def token_bytes(hidden: ShapeValue, precision: Precision) -> FloatArray:
+    """Return the bytes of a token on the wire: bf16, or fp8 with the scales of its blocks."""
+    elements = _floats(hidden)
+    return elements * (2.0 if precision == "bf16" else 1.0 + 4.0 / _SCALES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeCosts:
+    """Constants of one phase of a family on one GPU, inside or across domains."""
+
+    start_us: float  # launch, and synchronization of ranks
+    doubling_us: float = 0.0  # more start for each doubling of the ranks
+    pass_ns: float = 0.0  # time of the first token to pass, per byte of it
+    fill_us: float = 0.0  # the most that filling the pipeline adds
+    # SM-time of a token, of a row, and per byte of each.
+    token_ns: float = 0.0
+    token_byte_ns: float = 0.0
+    row_ns: float = 0.0
+    row_byte_ns: float = 0.0
+    # SMs to which low-latency kernels deal the experts, in waves; each wave adds to the start.
+    expert_sms: float = 0.0
+    wave_us: float = 0.0
+    far_rows: float = 0.0  # rows that cost the SMs as much as a copy to another domain
+    nvlink_share: float = math.inf  # of the bandwidth of the data sheet; inf never limits
+    nic_share: float = math.inf
+    # Wait before data move, beside the phase: start, for each doubling of the ranks, for each
+    # token, and as a share of the time of the busiest resource.
+    notify_us: float = 0.0
+    notify_doubling_us: float = 0.0
+    notify_token_ns: float = 0.0
+    notify_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTime:
+    """Times of one phase of an expert all-to-all, arrays of the shape's shape."""
+
+    seconds: FloatArray
+    notify_s: FloatArray  # wait for the counts of tokens before data move; not in `seconds`
+    limit_s: FloatArray  # time of each of `LIMITS`, in a last axis
+
+    @property
+    def total_s(self) -> FloatArray:
+        """Seconds with the wait for the counts."""
+        return self.seconds + self.notify_s
+
+
+def phase_time(
+    costs: ExchangeCosts,
+    family: str,
+    shape: ExchangeShape,
+    size: ShapeValue,
+    bandwidths: tuple[float, float],
+) -> PhaseTime:
+    """Return the time of one phase.
+
+    Parameters
+    ----------
+    costs
+        Constants of the phase.
+    family
+        Key of `FAMILIES`.
+    shape
+        What is exchanged, N times of it as arrays.
+    size
+        Bytes of a token.
+    bandwidths
+        NVLink and NIC of a GPU, bytes/s in one direction.
+
+    """
+    size = _floats(size)
+    limits = _limits(costs, FAMILIES[family], shape, size, bandwidths)
+    busiest = np.sum(limits**_SHARPNESS, axis=-1) ** (1 / _SHARPNESS) * 1e6
+    fill = costs.fill_us
+    filling = busiest * fill / (busiest + fill) if fill else np.zeros_like(busiest)
+    doublings = np.log2(np.maximum(_floats(shape.ranks), 1.0))
+    start = costs.start_us + costs.doubling_us * doublings + costs.pass_ns * size / 1e3
+    if costs.expert_sms:
+        start = start + costs.wave_us * np.ceil(_floats(shape.experts) / costs.expert_sms)
+    notify = costs.notify_us + costs.notify_doubling_us * doublings
+    notify = notify + costs.notify_token_ns * _floats(shape.tokens) / 1e3
+    return PhaseTime(
+        seconds=(start + busiest + filling) * 1e-6,
+        notify_s=(notify + costs.notify_share * busiest) * 1e-6,
+        limit_s=limits,
+    )
+
+
+def _limits(
+    costs: ExchangeCosts,
+    family: ExchangeFamily,
+    shape: ExchangeShape,
+    size: FloatArray,
+    bandwidths: tuple[float, float],
+) -> FloatArray:
+    """Return the seconds of SMs, NVLink and NIC for all tokens, in a last axis."""
+    domains, tokens = shape.domains(), _floats(shape.tokens) * _floats(shape.fullest)
+    if family.copies:
+        rows = near = far = _floats(shape.topk)
+        near, far = near / domains, far * (1 - 1 / domains)
+    else:
+        rows = near = shape.ranks_of_token()
+        far = shape.domains_of_token() * (1 - 1 / domains)
+    sms = _sms(costs, family, shape)
+    row_ns = (rows + costs.far_rows * far) * (costs.row_ns + costs.row_byte_ns * size)
+    copying = (costs.token_ns + costs.token_byte_ns * size + row_ns) * 1e-9 / sms
+    nvlink, nic = bandwidths
+    sending = near * (1 - 1 / _floats(shape.domain)) * size / (nvlink * costs.nvlink_share)
+    leaving = far * size / (nic * costs.nic_share)
+    of_token = np.broadcast_arrays(copying, sending, leaving)
+    return np.stack([tokens * seconds for seconds in of_token], axis=-1)
+
+
+def _sms(costs: ExchangeCosts, family: ExchangeFamily, shape: ExchangeShape) -> FloatArray:
+    """Return the SMs that copy; 1 for kernels whose constants are of all their SMs."""
+    if costs.expert_sms:
+        experts = _floats(shape.experts)
+        return np.ceil(experts / np.ceil(experts / costs.expert_sms))
+    if family.sms is None:
+        return _floats(1.0)
+    return _floats(family.sms if shape.sms is None else shape.sms)
+
+
+Scope = Literal["inside", "across"]  # one domain, or several
+
+
+@cache
+def shipped_costs() -> dict[tuple[str, str, str, str], ExchangeCosts]:
+    """Return the shipped constants by family, GPU, scope and phase."""
+    source = resources.files("fastcomm.hardware") / "expert_exchange.toml"
+    values = parsed_toml(source.read_text("utf-8"), "expert_exchange.toml")
+    return {
+        (family, name, scope, phase): ExchangeCosts(**constants)
+        for family, gpus in values.items()
+        for name, scopes in gpus.items()
+        for scope, phases in scopes.items()
+        for phase, constants in phases.items()
+    }
+
+
+def measured_gpu(
+    family: str, name: str, scope: Scope, phase: ExchangePhase = "dispatch"
+) -> str | None:
+    """Return the GPU whose constants hold for GPU `name`; None if the family has none.
+
+    That is itself, the GPU that it is like, or another one that was measured.
+    """
+    sources = [
+        key[1] for key in shipped_costs() if (key[0], *key[2:]) == (family, scope, phase)
+    ]
+    relatives = [*_likes(name), *sources]
+    return next((one for one in relatives if one in sources), None)
+
+
+def _likes(name: str) -> Iterator[str]:
+    """Yield a GPU, and the GPUs that it is like."""
+    while name:
+        yield name
+        name = str(gpu_sheet(name).get("like", "")) if name else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeTime:
+    """Dispatch and combine of an expert all-to-all."""
+
+    dispatch: PhaseTime
+    combine: PhaseTime
+    measured_on: str  # GPU whose constants were used
+
+
+def exchange_time(
+    name: str,
+    family: str,
+    shape: ExchangeShape,
+    *,
+    nic: float,
+    precision: Precision | None = None,
+) -> ExchangeTime:
+    """Return the time of dispatch and combine of one layer.
+
+    Parameters
+    ----------
+    name
+        A shipped GPU, as in "h100".
+    family
+        Key of `FAMILIES`.
+    shape
+        What is exchanged, in one domain or in several; not a mixture of both.
+    nic
+        NIC bandwidth of a GPU, bytes/s in one direction.
+    precision
+        Of dispatch; None is the default of the family. Combine is bf16.
+
+    Raises
+    ------
+    ConfigError
+        If the GPU or the family is unknown, or the family has no constants for the scope.
+
+    """
+    if family not in FAMILIES:
+        raise ConfigError(f"unknown kernel family {family!r}: expected {', '.join(FAMILIES)}")
+    scope: Scope = "inside" if np.all(shape.domains() <= 1) else "across"
+    source = measured_gpu(family, name, scope)
+    if source is None:
+        raise ConfigError(f"{family}: no measured constants {scope} NVLink domains")
+    links = gpu(name).nvlink, nic
+    times = {}
+    for phase in PHASES:
+        kind = precision or FAMILIES[family].precision if phase == "dispatch" else "bf16"
+        costs = shipped_costs()[family, source, scope, phase]
+        times[phase] = phase_time(costs, family, shape, token_bytes(shape.hidden, kind), links)
+    return ExchangeTime(**times, measured_on=source)
