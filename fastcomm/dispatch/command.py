@@ -227,8 +227,8 @@ def simulate(*, workload: Path, names: str, request: SimulationRequest) -> None:
     file with these columns, or an .npy of experts. A generated workload has its own shape;
     options that contradict it are errors.
 
-    Strategies: deepep-compat, fast-compat, deepep, deepep-ll, fast, direct, spreadout,
-    hierarchical, multicast-balanced.
+    Strategies: deepep-compat, fast-compat, deepep, deepep-ll, fast, fast-published, direct,
+    spreadout, hierarchical, multicast-balanced.
     """
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation, tables

@@ -108,7 +108,7 @@ def _bytes(text: str) -> Any:
     return option_field(text, group=NETWORK, limits=Range(1, 1 << 40), metavar="N")
 
 
-_COPYING = ("fast", "direct", "spreadout", "hierarchical")  # schedules
+_COPYING = ("fast", "fast-published", "direct", "spreadout", "hierarchical")  # schedules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
 """Schedules of an expert all-to-all: time of a layer, busiest link, load of each GPU.
 
-FAST first balances tokens inside the nodes. Then follow stages, in which each node sends to one
-other node, GPU i to GPU i. The tokens that arrive in a stage are redistributed inside their
-node during the next stage. Traffic inside a node overlaps the first stage. Demands are in
-tokens.
+FAST balances tokens inside the nodes. In its stages, each node sends to one other node, GPU i
+to GPU i. The tokens that arrive in a stage are redistributed inside their node. As published,
+balancing comes first, tokens are redistributed during the next stage, and traffic inside a node
+overlaps the first stage. As a pipeline, a node balances for a later stage and redistributes of
+an earlier one at the same time, with a share of the traffic inside it. Demands are in tokens.
 
 A schedule is a function of the traffic of a layer and the terms of a simulation. Loads are in
 tokens, times in seconds. A load has a row per GPU and the columns NIC send, NIC receive, NVLink
@@ -12,6 +13,7 @@ send, NVLink receive.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,11 @@ DECOMPOSITIONS = ("threshold", "incremental", "assignment")
 _FORBIDDEN = 1e9
 # Sixteenths to which the threshold falls if the cells above it do not suffice.
 _SHRINK = 15
+# Of a pipeline: parts into which all stages are cut, share of their time that the parts' starts
+# may take, parts of what a GPU sends that are mixed, and stages that balancing is ahead.
+_PARTS, _STARTS, _SLICES, _AHEAD = 128, 0.02, 8, 4
+_FEW_NODES = 16  # up to which more is tried: the search is short
+_FEW_STAGES = 128
 LINKS = ("NIC", "NVLink")
 DIRECTIONS = ("send", "receive")
 # Labels of the columns of a load.
@@ -44,7 +51,7 @@ _PREFERENCES = (2, 1), (1, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastSchedule:
-    """FAST's schedule of one demand, and the seconds of each part."""
+    """FAST's published schedule of one demand, and the seconds of each part."""
 
     servers: Matrix  # node by node: load of each NIC
     permutations: Numbers  # stage by node: destination; a node's own number is padding
@@ -67,12 +74,27 @@ class FastSchedule:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastPipeline:
+    """FAST's stages as a pipeline: balancing and redistribution overlap other stages."""
+
+    servers: Matrix  # node by node: load of each NIC
+    permutations: Numbers  # stage by node: destination; a node's own number is padding
+    weights: Matrix  # tokens of each stage
+    balanced: NDArray[np.int64]  # [node, node, GPU, GPU] after balancing
+    moved: NDArray[np.int64]  # [node * node, GPU, GPU] moved by balancing
+    balance_s: float  # before the first stage
+    inter_s: NDArray[np.float64]  # of each stage
+    total_s: float
+
+
 def schedule(
     demand: Matrix, width: int, inter: Cost, intra: Cost, decomposition: str = "threshold"
-) -> FastSchedule:
+) -> FastSchedule | FastPipeline:
     """Schedule a GPU-by-GPU demand in tokens; its diagonal does not move.
 
-    Stages run in the order of their decomposition, or sorted by size, whichever is faster.
+    As a pipeline, long stages are cut into shorter ones; as published, stages run in the order
+    of their decomposition or sorted by size. The fastest of these counts.
 
     Parameters
     ----------
@@ -86,32 +108,110 @@ def schedule(
         How the demand between nodes is split into stages, one of `DECOMPOSITIONS`.
 
     """
-    block = blocked(demand, width)
-    servers, moved, balance_s = kernels.balance(block, intra.pair)
-    permutations, weights = stages(servers, decomposition)
-    redist = _redistribution(block, permutations, weights, intra)
-    # Sorted by size, a stage can overlap the previous redistribution, which is similar.
-    order = np.argsort(-weights, kind="stable")
-    sorted_redist = _redistribution(block, permutations[order], weights[order], intra)
+    demanded = blocked(demand, width)
+    parts, in_order = _balanced(demanded, intra, decomposition)
+    if not len(in_order[1]):  # nothing leaves a node
+        return published_schedule(demand, width, inter, intra, decomposition)
+    block, servers = parts["balanced"], parts["servers"]
+    own = np.stack([block[n, n] for n in range(len(block))])
+    queues = kernels.origins(demanded, servers)
+    candidates: list[FastSchedule | FastPipeline] = [
+        _pipeline(parts, queues, _cut(by_size(in_order), count), own, (inter, intra))
+        for count in _cuts(len(block), float(in_order[1].sum()), inter)
+    ]
+    if len(in_order[1]) <= _FEW_STAGES:
+        candidates.append(published_schedule(demand, width, inter, intra, decomposition))
+    return min(candidates, key=lambda candidate: candidate.total_s)
+
+
+def published_schedule(
+    demand: Matrix, width: int, inter: Cost, intra: Cost, decomposition: str = "threshold"
+) -> FastSchedule:
+    """Schedule a demand as FAST is published: its stages wait for all balancing.
+
+    Stages run in the order of their decomposition or sorted by size, whichever is faster.
+    Parameters are those of `schedule`.
+    """
+    parts, in_order = _balanced(blocked(demand, width), intra, decomposition)
+    block = parts["balanced"]
     own_s = max(kernels.spread_time(block[n, n], intra.pair) for n in range(len(block)))
+    # Sorted by size, a stage can overlap the previous redistribution, which is similar.
     schedules = [
         FastSchedule(
-            servers=servers,
-            permutations=rows,
-            weights=units,
-            balanced=block,
-            moved=moved,
-            balance_s=balance_s,
+            **parts,
             own_s=own_s,
-            inter_s=np.asarray(inter.start_s + units * inter.unit_s, np.float64),
-            redist_s=times,
+            permutations=permutations,
+            weights=weights,
+            inter_s=np.asarray(inter.start_s + weights * inter.unit_s, np.float64),
+            redist_s=kernels.redistribution(block, permutations, weights, intra.pair),
         )
-        for rows, units, times in (
-            (permutations, weights, redist),
-            (permutations[order], weights[order], sorted_redist),
-        )
+        for permutations, weights in (in_order, by_size(in_order))
     ]
     return min(schedules, key=lambda candidate: candidate.total_s)
+
+
+Stages = tuple[Numbers, Matrix]  # permutations and weights
+
+
+def by_size(stage: Stages) -> Stages:
+    """Return stages sorted by size, the longest first."""
+    permutations, weights = stage
+    order = np.argsort(-weights, kind="stable")
+    return permutations[order], weights[order]
+
+
+def _balanced(
+    block: NDArray[np.int64], intra: Cost, decomposition: str
+) -> tuple[dict[str, Any], Stages]:
+    """Return the balanced demand between nodes and what moves for it, and its stages."""
+    balanced = block.copy()
+    servers, moved, balance_s = kernels.balance(balanced, intra.pair)
+    parts = {"servers": servers, "moved": moved, "balanced": balanced}
+    return parts | {"balance_s": balance_s}, stages(servers, decomposition)
+
+
+def _pipeline(
+    parts: dict[str, Any],
+    queues: tuple[Numbers, Matrix],
+    stage: Stages,
+    own: NDArray[np.int64],
+    costs: tuple[Cost, Cost],
+) -> FastPipeline:
+    """Return the schedule whose stages overlap balancing and redistribution of others."""
+    inter, intra = costs
+    permutations, weights = stage
+    nodes = len(own)
+    inter_s = np.asarray(inter.start_s + weights * inter.unit_s, np.float64)
+    # Of many nodes, stages are short as they are, and mixing would take long.
+    mixing = max(1, min(_SLICES, _SLICES * _FEW_NODES**2 // nodes**2)), _AHEAD
+    first_s, total_s = kernels.pipelined(queues, stage, mixing, inter_s, own, intra.pair)
+    return FastPipeline(
+        **{**parts, "balance_s": first_s},
+        permutations=permutations,
+        weights=weights,
+        inter_s=inter_s,
+        total_s=total_s,
+    )
+
+
+def _cuts(nodes: int, tokens: float, inter: Cost) -> set[int]:
+    """Return the numbers of equal parts of all stages to try; 1 leaves stages as they are."""
+    count = _PARTS if nodes <= _FEW_NODES else _PARTS // 2
+    if inter.start_s:
+        affordable = tokens * inter.unit_s * _STARTS / float(inter.start_s)
+        count = max(1, int(min(count, affordable)))
+    return {1, count} if nodes <= _FEW_NODES else {count}
+
+
+def _cut(stage: Stages, count: int) -> Stages:
+    """Return stages of at most a `count`-th of all tokens, cut from longer ones."""
+    permutations, weights = stage
+    longest = max(1, -(-int(weights.sum()) // count))
+    parts = -(-weights // longest)
+    number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+    whole, parts_of = np.repeat(weights, parts), np.repeat(parts, parts)
+    cut = whole * (number + 1) // parts_of - whole * number // parts_of
+    return np.repeat(permutations, parts, axis=0), cut
 
 
 def blocked(demand: Matrix, width: int) -> NDArray[np.int64]:
@@ -159,12 +259,6 @@ def split(padded: Matrix, first: int) -> tuple[Numbers, Matrix]:
     if (padded.sum(axis=0) != load).any() or (padded.sum(axis=1) != load).any():
         raise ValueError("the row and column sums differ: pad the matrix first")
     return kernels.stages(padded, first, _SHRINK)
-
-
-def _redistribution(
-    block: NDArray[np.int64], permutations: Numbers, weights: Matrix, intra: Cost
-) -> NDArray[np.float64]:
-    return kernels.redistribution(block, permutations, weights, intra.pair)
 
 
 def spreadout_s(demand: Matrix, width: int, inter: Cost, intra: Cost) -> float:
@@ -531,11 +625,23 @@ def _low_latency(traffic: Traffic, terms: Terms) -> Timing:
 
 
 def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
+    """Time FAST's stages, as a pipeline where that is faster."""
+    return _fast(traffic, terms, schedule)
+
+
+def _fast_published(traffic: Traffic, terms: Terms) -> Timing:
     """Time FAST as published."""
+    return _fast(traffic, terms, published_schedule)
+
+
+def _fast(
+    traffic: Traffic, terms: Terms, scheduled: Callable[..., FastSchedule | FastPipeline]
+) -> Timing:
+    """Time dispatch and combine as `scheduled` schedules their demands."""
     demand = traffic.demand(terms.demand)
     both = (demand, terms.token_bytes), (np.ascontiguousarray(demand.T), terms.combine_bytes)
     dispatched, combined = (
-        schedule(tokens, traffic.width, *terms.links.costs(size), terms.decomposition)
+        scheduled(tokens, traffic.width, *terms.links.costs(size), terms.decomposition)
         for tokens, size in both
     )
     balance_s, inter_s = dispatched.balance_s, float(dispatched.inter_s.sum())
@@ -551,7 +657,7 @@ def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
     )
 
 
-def _fast_loads(plan: FastSchedule) -> Matrix:
+def _fast_loads(plan: FastSchedule | FastPipeline) -> Matrix:
     """Return the load of each GPU: stages, balancing, redistribution and own node."""
     block = plan.balanced
     nodes, width = block.shape[0], block.shape[2]
@@ -578,6 +684,7 @@ STRATEGIES = {
     "deepep": Strategy(run=deepep, bound="proxy"),
     "deepep-ll": Strategy(run=_low_latency, bound="fixed", copies_only=True),
     "fast": Strategy(run=_fast_exact, bound="relayed"),
+    "fast-published": Strategy(run=_fast_published, bound="relayed"),
     "direct": Strategy(run=direct, bound="fixed"),
     "spreadout": Strategy(run=spreadout, bound="fixed"),
     "hierarchical": Strategy(run=hierarchical, bound="proxy"),

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import Matrix, Numbers
+from fastcomm_kernels.arrays import Ints, Matrix, Numbers
 
 
 @kernel
@@ -278,3 +278,215 @@ def redistribution(
                     stage_time += cost[0] + cost[1] * most[shift]
             out[p] = max(out[p], stage_time)
     return out
+
+
+@kernel
+def origins(block: Blocks, load: Matrix) -> tuple[Numbers, Matrix]:
+    """Return what the GPUs of a node send to another node once they are balanced.
+
+    Parameters
+    ----------
+    block
+        Traffic [source node, node, GPU, GPU] before balancing.
+    load
+        Load of a NIC by pair of nodes, as `balance` returns it.
+
+    Returns
+    -------
+    ndarray of int32
+        First entry of each [pair of nodes, sending GPU], flat, and their number.
+    ndarray
+        Entries: GPU that had the traffic, GPU that gets it, units; the GPU's own come first.
+
+    """
+    nodes, width = block.shape[0], block.shape[2]
+    start = np.zeros(nodes * nodes * width + 1, np.int32)
+    most = 2 * width * width + 2 * width
+    entries = np.empty((nodes * (nodes - 1) * most, 3), np.int64)
+    moves = np.empty((most, 4), np.int64)
+    row = np.empty(width, np.int64)
+    n = 0
+    for pair in range(nodes * nodes):
+        s, d = pair // nodes, pair % nodes
+        own = block[s, d].copy()
+        count = 0
+        if s != d:
+            for i in range(width):
+                row[i] = own[i].sum()
+            for i in range(width):
+                for k in range(width):
+                    if row[i] <= load[s, d]:
+                        break
+                    if row[k] >= load[s, d]:
+                        continue
+                    for j in range(width):
+                        m = min(row[i] - load[s, d], own[i, j], load[s, d] - row[k])
+                        if m > 0:
+                            own[i, j] -= m
+                            row[i] -= m
+                            row[k] += m
+                            moves[count] = k, i, j, m
+                            count += 1
+        for k in range(width):
+            start[pair * width + k] = n
+            # Rows begin with different columns, so that their sends fit into one shift.
+            for shift in range(width if s != d else 0):
+                j = (k + shift) % width
+                if own[k, j] > 0:
+                    entries[n] = k, j, own[k, j]
+                    n += 1
+            for move in range(count):
+                if moves[move, 0] == k:
+                    entries[n] = moves[move, 1], moves[move, 2], moves[move, 3]
+                    n += 1
+    start[-1] = n
+    return start, entries[:n]
+
+
+@kernel
+def send(
+    queues: tuple[Numbers, Matrix],
+    place: tuple[Numbers, Numbers, Ints],
+    first: int,
+    amount: tuple[int, int],
+    before: Matrix,
+    after: Matrix,
+) -> None:
+    """Take units from the queues of a node's GPUs; add what moves before and after their send.
+
+    Parameters
+    ----------
+    queues
+        What GPUs send, as `origins` returns it.
+    place
+        Of each queue its next entry, the slice of its entries, and what is gone of this slice;
+        written.
+    first
+        Queue of the node's first GPU.
+    amount
+        Units that each GPU sends, or less if its queue ends; slices of an entry.
+    before
+        What moves to the GPUs in their node, [GPU, GPU]; written.
+    after
+        What moves on in the other node, [GPU, GPU]; written.
+
+    """
+    start, entries = queues
+    entry, turn, gone = place
+    slices = amount[1]
+    for gpu in range(len(before)):
+        queue = first + gpu
+        begin, end = start[queue], start[queue + 1]
+        e, t, units = entry[queue], turn[queue], amount[0]
+        out = gone[queue]
+        while units > 0 and t < slices and begin < end:
+            donor, target, whole = entries[e, 0], entries[e, 1], entries[e, 2]
+            # Divisions take most of the time where entries are not cut.
+            part = (whole * (t + 1) // slices if t + 1 < slices else whole) - out
+            part -= whole * t // slices if t > 0 else 0
+            if part > units:
+                part = units
+                out += part
+            else:
+                out = 0
+                e += 1
+                if e == end:
+                    e = begin
+                    t += 1
+            units -= part
+            if donor != gpu:
+                before[donor, gpu] += part
+            if target != gpu:
+                after[gpu, target] += part
+        entry[queue], turn[queue], gone[queue] = e, t, out
+
+
+@kernel
+def pipelined(
+    queues: tuple[Numbers, Matrix],
+    stage: tuple[Numbers, Matrix],
+    mixing: tuple[int, int],
+    inter_s: Times,
+    own: Blocks,
+    cost: SendCost,
+) -> tuple[float, float]:
+    """Return the time of stages whose moves inside nodes overlap other stages.
+
+    Before a stage, what its GPUs send moves to them; after it, what they got moves on. A node
+    does both at the same time: moves after stage p - 1 with those before a later stage. It
+    works off these pairs in order, and a stage begins once all nodes have made its moves.
+
+    Parameters
+    ----------
+    queues
+        What GPUs send, as `origins` returns it.
+    stage
+        Permutations and weights (`stages`).
+    mixing
+        Parts into which entries of a queue are cut and mixed, so that stages are alike; by how
+        many stages moves before a stage are ahead of it, at most.
+    inter_s
+        Time of each stage between nodes.
+    own
+        Traffic inside each node, [node, GPU, GPU]; it moves along with the stages.
+    cost
+        Time per shift inside a node, and per unit.
+
+    Returns
+    -------
+    float
+        Seconds until the first stage begins.
+    float
+        Seconds until everything has arrived.
+
+    """
+    permutations, weights = stage
+    count, nodes = permutations.shape
+    width, total_weight, passed = own.shape[1], np.sum(weights), np.int64(0)
+    slices, ahead = mixing
+    ring = ahead + 3
+    queue_count = nodes * nodes * width
+    place = (
+        queues[0][:-1].copy(),
+        np.zeros(queue_count, np.int32),
+        np.zeros(queue_count, np.int64),
+    )
+    before = np.zeros((nodes, width, width), np.int64)
+    after = np.zeros((ring, nodes, width, width), np.int64)
+    moved = np.zeros(own.shape, np.int64)  # of `own`
+    ready = np.zeros(nodes)  # when the moves so far are done
+    done = np.zeros(count + 2)  # when the moves of a pair are done in all nodes
+    first = start = stop = release = 0.0
+    sent, job_of = 0, np.zeros(count + 1, np.int64)
+    for p in range(-1, count + 1):
+        before[:] = 0
+        while sent < min(count, p + 1 + min(p + 2, ahead)):
+            after[sent % ring] = 0
+            for s in range(nodes):
+                d = permutations[sent, s]
+                if d != s:
+                    amount = weights[sent], slices
+                    queue = (s * nodes + d) * width
+                    send(queues, place, queue, amount, before[s], after[sent % ring, d])
+            job_of[sent] = p + 1
+            sent += 1
+        slowest = 0.0
+        passed += weights[p] if 0 <= p < count else 0
+        reached = passed / total_weight
+        for n in range(nodes):
+            for i in range(width):
+                for j in range(width):
+                    part = int(own[n, i, j] * reached)
+                    before[n, i, j] += part - moved[n, i, j]
+                    moved[n, i, j] = part
+                    if p > 0:
+                        before[n, i, j] += after[(p - 1) % ring, n, i, j]
+            ready[n] = max(ready[n], release) + spread_time(before[n], cost)
+            slowest = max(slowest, ready[n])
+        done[p + 1] = slowest
+        release = stop  # of the next pair: the end of stage p, whose traffic moves on
+        if p + 1 < count:
+            start = max(stop, done[job_of[p + 1]])
+            first = start if p < 0 else first
+            stop = start + inter_s[p + 1]
+    return first, max(stop, ready.max())

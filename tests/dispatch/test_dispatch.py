@@ -54,7 +54,8 @@ def test_reference_schedules_have_the_expected_times(name, nodes, demand, wanted
     took = times_us(found)
     assert took["direct"] == pytest.approx(direct, abs=0.05)
     assert took["deepep"] == pytest.approx(deepep, abs=0.05)
-    assert took["fast"] == pytest.approx(fast_us, rel=0.03)
+    assert took["fast-published"] == pytest.approx(fast_us, rel=0.03)
+    assert found.strategies["fast"].bound_s * 1e6 <= took["fast"] <= took["fast-published"]
     if spreadout:
         assert took["spreadout"] == pytest.approx(spreadout, abs=0.05)
     best = found.strategies["direct"].optimal_s * 1e6

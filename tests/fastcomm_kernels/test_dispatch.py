@@ -240,3 +240,73 @@ def test_the_original_draws_its_remainder_and_repairs():
     assert np.sort(first[0]).tolist()[:4] != [0, 0, 0, 0]
     assert first[0] is second[0]
     assert all(len(set(row)) == 3 for row in first[1].tolist())
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(2, 1), (2, 2), (3, 2), (2, 3)]),
+    st.sampled_from([(1, 1), (3, 2), (8, 4)]),
+    st.sampled_from([0.0, 0.5]),
+)
+def test_a_pipeline_takes_as_long_as_by_its_definition(seed, shape, mixing, start_s):
+    nodes, width = shape
+    random = np.random.default_rng(seed)
+    demand = random.integers(0, 12, [nodes * width] * 2) * random.integers(0, 2)
+    demand[0, -1] += 9
+    cost = (start_s, 0.3)
+    block = schedules.blocked(demand, width)
+    balanced = block.copy()
+    servers, _, _ = fastcomm_kernels_permutations.balance(balanced, cost)
+    stage = schedules.by_size(schedules.stages(servers))
+    inter_s = 0.1 + stage[1] * 1.0
+    own = np.stack([block[n, n] for n in range(nodes)])
+    queues = fastcomm_kernels_permutations.origins(block, servers)
+    first_s, total_s = fastcomm_kernels_permutations.pipelined(
+        queues, stage, mixing, inter_s, own, cost
+    )
+    expected = oracle.pipeline_time(
+        oracle.balanced_queues(block.tolist(), servers.tolist(), mixing[0]),
+        [(row.tolist(), int(weight)) for row, weight in zip(*stage, strict=True)],
+        own.tolist(),
+        inter_s.tolist(),
+        cost,
+        mixing[1],
+    )
+    assert (first_s, total_s) == pytest.approx(expected)
+    # All that a GPU sends to a node after balancing is in its queue.
+    start, entries = queues
+    sent = np.add.reduceat(np.append(entries[:, 2], 0), start[:-1])
+    sent[start[:-1] == start[1:]] = 0
+    apart = ~np.eye(nodes, dtype=bool)
+    rows = balanced.sum(axis=3)[apart]
+    assert (sent.reshape(nodes, nodes, width)[apart] == rows).all()
+
+
+def random_demand(random, kind, nodes):
+    gpus = nodes * 8
+    if kind == "zipf":
+        return np.minimum(random.zipf(2.0, (gpus, gpus)), 10**4) * 10
+    if kind == "lognormal":
+        return np.exp(random.normal(5, 1, (gpus, gpus))).astype(np.int64)
+    demand = random.integers(0, 10_000, (gpus, gpus))
+    if kind == "sparse":
+        return demand * (random.random((gpus, gpus)) < 0.1)
+    if kind == "hot":
+        demand[:, random.integers(0, gpus)] *= 10
+    return demand
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("kind", ["uniform", "zipf", "lognormal", "sparse", "hot"])
+@pytest.mark.parametrize("nodes", [4, 8, 16])
+def test_fast_is_near_the_lower_bound_of_any_demand(kind, nodes):
+    demand = random_demand(np.random.default_rng(nodes), kind, nodes)
+    inter, intra = Cost(unit_s=1 / 50), Cost(unit_s=1 / 400)
+    found = schedules.schedule(demand, 8, inter, intra)
+    np.fill_diagonal(demand, 0)
+    between = demand.reshape(nodes, 8, nodes, 8).sum(axis=(1, 3))
+    np.fill_diagonal(between, 0)
+    bound = max(between.sum(axis=0).max(), between.sum(axis=1).max()) / 8 * inter.unit_s
+    published = schedules.published_schedule(demand, 8, inter, intra)
+    assert bound <= found.total_s <= min(1.25 * bound, published.total_s)
+    assert int(found.weights.sum()) == traffic.largest_sum(found.servers)

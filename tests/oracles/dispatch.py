@@ -126,3 +126,88 @@ def replica_counts(load, total):
         share = [a / b for a, b in zip(load, count, strict=True)]
         count[share.index(max(share))] += 1
     return count
+
+
+def balanced_queues(block, load, slices):
+    """The tokens that each GPU k of node s sends to node d, in order: (first GPU, last GPU).
+
+    A GPU with more than `load` gives tokens to those with less. Its entries, cut into slices
+    that take turns, are its own tokens by column, and then what it got.
+    """
+    nodes, width = len(block), len(block[0][0])
+    queues = {}
+    for s in range(nodes):
+        for d in range(nodes):
+            own = [list(row) for row in block[s][d]]
+            entries = {k: [] for k in range(width)}
+            total = [sum(row) for row in own]
+            for i in range(width if s != d else 0):
+                for k in range(width):
+                    for j in range(width):
+                        m = min(total[i] - load[s][d], own[i][j], load[s][d] - total[k])
+                        if m > 0:
+                            own[i][j] -= m
+                            total[i] -= m
+                            total[k] += m
+                            entries[k].append((i, j, m))
+            for k in range(width):
+                order = [(k + shift) % width for shift in range(width)]
+                whole = [(k, j, own[k][j]) for j in order] + entries[k]
+                queues[s, d, k] = [
+                    (i, j)
+                    for t in range(slices)
+                    for i, j, m in whole
+                    for _ in range(m * (t + 1) // slices - m * t // slices)
+                ]
+    return queues
+
+
+def shift_time(moves, width, cost):
+    """Seconds of moves (from, to) inside a node, shift by shift."""
+    total = 0.0
+    for shift in range(1, width):
+        most = max(moves.count((j, (j + shift) % width)) for j in range(width))
+        total += (cost[0] + cost[1] * most) if most else 0.0
+    return total
+
+
+def pipeline_time(queues, stages, own, inter_s, cost, ahead):
+    """Seconds until the first stage begins, and until all has arrived.
+
+    `stages` has (permutation, weight), `own` the tokens inside each node by GPU and GPU. Pair p
+    of moves is worked off by a node once stage p - 1 has ended: moves after that stage, and
+    moves before the next stages that are not ready, at most `ahead` of them.
+    """
+    nodes, width, count = len(own), len(own[0]), len(stages)
+    queues = {key: list(queue) for key, queue in queues.items()}
+    before, after = [], []
+    for permutation, weight in stages:
+        before.append([[] for _ in range(nodes)])
+        after.append([[] for _ in range(nodes)])
+        for s, d in enumerate(permutation):
+            for k in range(width if s != d else 0):
+                sent, queues[s, d, k] = queues[s, d, k][:weight], queues[s, d, k][weight:]
+                before[-1][s] += [(i, k) for i, _ in sent if i != k]
+                after[-1][d] += [(k, j) for _, j in sent if j != k]
+    assert not any(queue for (s, d, _), queue in queues.items() if s != d)
+    total = sum(weight for _, weight in stages)
+    ready, begun, ended, prepared, done = [0.0] * nodes, [], [0.0], 0, []
+    gone, passed = 0.0, 0
+    for p in range(-1, count + 1):
+        last = min(count, p + 1 + min(p + 2, ahead))
+        passed += stages[p][1] if 0 <= p < count else 0
+        reached = passed / total
+        for n in range(nodes):
+            moves = [move for q in range(prepared, last) for move in before[q][n]]
+            moves += after[p - 1][n] if p > 0 else []
+            for i in range(width):
+                for j in range(width):
+                    share = int(own[n][i][j] * reached) - int(own[n][i][j] * gone)
+                    moves += [(i, j)] * share
+            ready[n] = max(ready[n], ended[max(p, 0)]) + shift_time(moves, width, cost)
+        done += [max(ready)] * (last - prepared)
+        prepared, gone = last, reached
+        if p + 1 < count:
+            begun.append(max(ended[-1], done[p + 1]))
+            ended.append(begun[-1] + inter_s[p + 1])
+    return begun[0], max([ended[-1], *ready])
