@@ -83,16 +83,29 @@ def packed(load: Loads, packs: int) -> tuple[Table, Table]:
     room, remainder = divmod(len(load), packs)
     if remainder:
         raise ConfigError(f"placement: {len(load)} items do not fill {packs} packs evenly")
-    pack, place = np.zeros(len(load), np.int64), np.zeros(len(load), np.int64)
     if room == 1:
-        return np.arange(len(load)), place
-    weight, count = np.zeros(packs), np.zeros(packs, np.int64)
-    for item in np.argsort(-load, kind="stable"):
-        lightest = int(np.argmin(np.where(count < room, weight, np.inf)))
-        pack[item], place[item] = lightest, count[lightest]
-        weight[lightest] += load[item]
-        count[lightest] += 1
-    return pack, place
+        return np.arange(len(load)), np.zeros(len(load), np.int64)
+    order = np.argsort(-load, kind="stable")
+    pack = dispatch.packed(load, order, packs)
+    return pack, _positions(pack, order)
+
+
+def _positions(pack: Table, order: Table) -> Table:
+    """Return the position of each item in its pack, if packs are filled in an order."""
+    by_pack = order[np.argsort(pack[order], kind="stable")]
+    room = len(pack) // (int(pack.max(initial=0)) + 1)
+    place = np.empty(len(pack), np.int64)
+    place[by_pack] = np.arange(len(pack)) % room
+    return place
+
+
+def _balanced(load: Loads, packs: int, floor: float) -> tuple[Table, Table]:
+    """Pack items as `packed`, then swap some, until the heaviest pack has at most `floor`."""
+    pack, place = packed(load, packs)
+    swapped = dispatch.swapped(load, pack, packs, floor)
+    if (swapped == pack).all():
+        return pack, place
+    return swapped, _positions(swapped, np.argsort(-load, kind="stable"))
 
 
 def replicated(load: Loads, total: int) -> Table:
@@ -118,9 +131,10 @@ def replicated(load: Loads, total: int) -> Table:
 
 
 def place(load: Loads, replicas: int, groups: int, nodes: int, gpus: int) -> Placement:
-    """Place replicas of experts by their load (EPLB).
+    """Place replicas of experts by their load, as EPLB does, then swap some.
 
-    If `nodes` divides `groups`, each group of experts stays in one node, otherwise all GPUs are
+    Swaps make the heaviest GPU lighter, and no placement has a heavier one than EPLB's. If
+    `nodes` divides `groups`, each group of experts stays in one node, otherwise all GPUs are
     filled together.
 
     Parameters
@@ -161,7 +175,7 @@ def _place_globally(load: Loads, replicas: int, gpus: int) -> Table:
     """Return the logical expert of each physical one, placed on all GPUs alike."""
     logical = replicated(load, replicas)
     shared = (load / np.bincount(logical, minlength=len(load)))[logical]
-    pack, slot = packed(shared, gpus)
+    pack, slot = _balanced(shared, gpus, max(load.sum() / gpus, shared.max(initial=0.0)))
     logical_by_slot = np.empty_like(logical)
     logical_by_slot[pack * (replicas // gpus) + slot] = logical
     return logical_by_slot
@@ -175,12 +189,23 @@ def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, 
     """
     nodes, gpus = cluster
     size = len(load) // groups
-    node_of, _ = packed(load.reshape(groups, size).sum(axis=1), nodes)
-    parts = []
-    for node in range(nodes):
-        own = np.flatnonzero(np.repeat(node_of, size) == node)
-        parts.append(own[_place_globally(load[own], replicas // nodes, gpus // nodes)])
-    return np.concatenate(parts)
+    of_groups = load.reshape(groups, size).sum(axis=1)
+    # Nodes of more even loads may have experts that are harder to divide: both are tried.
+    choices = packed(of_groups, nodes)[0], _balanced(of_groups, nodes, load.sum() / nodes)[0]
+    candidates = []
+    for node_of in choices[: 1 if (choices[0] == choices[1]).all() else 2]:
+        parts = []
+        for node in range(nodes):
+            own = np.flatnonzero(np.repeat(node_of, size) == node)
+            parts.append(own[_place_globally(load[own], replicas // nodes, gpus // nodes)])
+        candidates.append(np.concatenate(parts))
+    return min(candidates, key=lambda logical: _heaviest(load, logical, gpus))
+
+
+def _heaviest(load: Loads, logical: Table, gpus: int) -> float:
+    """Return the load of the heaviest GPU, if replicas share the load of their expert."""
+    shared = (load / np.bincount(logical, minlength=len(load)))[logical]
+    return float(shared.reshape(gpus, -1).sum(axis=1).max())
 
 
 def _placed_layers(

@@ -16,6 +16,7 @@ from fastcomm_kernels._jit import kernel
 from fastcomm_kernels.arrays import Ids, Matrix, Numbers
 
 Bits = NDArray[np.uint64]
+Loads = NDArray[np.float64]
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -392,3 +393,80 @@ def balanced_loads(
                 needed = np.int64(gpu_mark[t] == i and t != hub)
                 out[hub, 2] += needed
                 out[t, 3] += needed
+
+
+@kernel
+def packed(load: Loads, order: Matrix, packs: int) -> Matrix:
+    """Return the pack of each item: heaviest first, into the lightest pack with room.
+
+    Parameters
+    ----------
+    load
+        Load of each item.
+    order
+        Items, heaviest first.
+    packs
+        Number of packs, of equal numbers of items.
+
+    """
+    pack = np.empty(len(load), np.int64)
+    weight = np.zeros(packs)
+    count = np.zeros(packs, np.int64)
+    for item in order:
+        lightest = -1
+        for one in range(packs):
+            if count[one] * packs < len(load) and (
+                lightest < 0 or weight[one] < weight[lightest]
+            ):
+                lightest = one
+        pack[item] = lightest
+        weight[lightest] += load[item]
+        count[lightest] += 1
+    return pack
+
+
+@kernel
+def swapped(load: Loads, pack: Matrix, packs: int, target: float) -> Matrix:
+    """Return packs after swaps of two items that make the heaviest pack lighter.
+
+    Each swap makes the heavier of its two packs as light as any swap with the heaviest can.
+
+    Parameters
+    ----------
+    load
+        Load of each item.
+    pack
+        Pack of each item.
+    packs
+        Number of packs.
+    target
+        Load of the heaviest pack that suffices.
+
+    """
+    pack = pack.copy()
+    weight = np.zeros(packs)
+    for item in range(len(load)):
+        weight[pack[item]] += load[item]
+    for _ in range(20 * len(load)):
+        heaviest = np.argmax(weight)
+        most = weight[heaviest]
+        if most <= target:
+            break
+        best, gives, takes = most * (1 - 1e-12), -1, -1
+        for one in range(len(load)):
+            if pack[one] != heaviest:
+                continue
+            for other in range(len(load)):
+                gain = load[one] - load[other]
+                if gain <= 0 or pack[other] == heaviest:
+                    continue
+                heavier = max(most - gain, weight[pack[other]] + gain)
+                if heavier < best:
+                    best, gives, takes = heavier, one, other
+        if gives < 0:
+            break
+        gain = load[gives] - load[takes]
+        weight[heaviest] -= gain
+        weight[pack[takes]] += gain
+        pack[gives], pack[takes] = pack[takes], pack[gives]
+    return pack

@@ -288,6 +288,19 @@ def test_placement_shortens_deepep_by_the_expected_factor(
     assert times_us(found.after)["deepep"] == pytest.approx(wanted, rel=0.011)
 
 
+@pytest.mark.parametrize(("replicas", "gpus"), [(288, 16), (320, 32), (384, 64), (512, 8)])
+def test_the_heaviest_gpu_is_near_the_mean_or_the_largest_replica(replicas, gpus):
+    random, gaps = np.random.default_rng(replicas), []
+    for _ in range(10):
+        load = np.exp(random.normal(0, 1, 256))
+        found = placement.place(load, replicas, 1, gpus // 8, gpus)
+        share = (load / found.replicas)[found.logical]
+        weights = np.bincount(found.home, weights=share, minlength=gpus)
+        gaps.append(weights.max() / max(weights.mean(), share.max()) - 1)
+    assert np.mean(gaps) < 0.01
+    assert max(gaps) < 0.05
+
+
 def test_each_layer_is_placed_by_its_own_load():
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=40, num_layers=2, iter_num=2,
                        batch_size=1)  # fmt: skip

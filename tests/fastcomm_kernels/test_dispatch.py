@@ -15,6 +15,29 @@ from fastcomm_kernels import dispatch
 from fastcomm_kernels import permutations as fastcomm_kernels_permutations
 
 
+def heaviest(load, pack, packs):
+    return max(sum(load[i] for i in range(len(load)) if pack[i] == p) for p in range(packs))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.data())
+def test_swaps_fill_packs_as_before_and_no_single_swap_is_left(packs, room, data):
+    numbers = st.lists(st.integers(0, 50), min_size=packs * room, max_size=packs * room)
+    load = np.array(data.draw(numbers), float)
+    order = np.argsort(-load, kind="stable")
+    before = dispatch.packed(load, order, packs)
+    after = dispatch.swapped(load, before, packs, 0.0)
+    assert np.bincount(after, minlength=packs).tolist() == [room] * packs
+    most = heaviest(load, after, packs)
+    assert most <= heaviest(load, before, packs)
+    weights = [sum(load[after == p]) for p in range(packs)]
+    if weights.count(most) == 1:
+        for i in np.flatnonzero(after == weights.index(most)):
+            for k in range(len(load)):
+                other = after.copy()
+                other[i], other[k] = after[k], after[i]
+                assert heaviest(load, other, packs) >= most * (1 - 1e-9)
+
+
 @st.composite
 def layers(draw):
     """A layer of any shape, experts anywhere, repeated ones included."""
