@@ -16,7 +16,6 @@ from fastcomm_kernels._jit import kernel
 from fastcomm_kernels.arrays import Ids, Matrix, Numbers
 
 Bits = NDArray[np.uint64]
-Loads = NDArray[np.float64]
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -396,7 +395,7 @@ def balanced_loads(
 
 
 @kernel
-def packed(load: Loads, order: Matrix, packs: int) -> Matrix:
+def packed(load: NDArray[np.float64], order: Matrix, packs: int) -> Matrix:
     """Return the pack of each item: heaviest first, into the lightest pack with room.
 
     Parameters
@@ -426,7 +425,7 @@ def packed(load: Loads, order: Matrix, packs: int) -> Matrix:
 
 
 @kernel
-def swapped(load: Loads, pack: Matrix, packs: int, target: float) -> Matrix:
+def swapped(load: NDArray[np.float64], pack: Matrix, packs: int, target: float) -> Matrix:
     """Return packs after swaps of two items that make the heaviest pack lighter.
 
     Each swap makes the heavier of its two packs as light as any swap with the heaviest can.
