@@ -12,7 +12,7 @@ KERNELS := $(addprefix tests/,fastcomm_kernels ranks/test_matching.py \
 	trace/test_numbering.py formats/kineto/test_chrome.py formats/kineto/test_chrome_cut.py \
 	formats/kineto/test_chrome_faults.py formats/perfetto/test_packets.py metrics/test_across.py device_work/test_statistics.py \
 	compat/test_hta.py $(addprefix critical_path/test_,corrected.py joined.py overlay.py windows.py) \
-	$(addprefix replay/test_,network.py references.py replay.py) formats/dpro/test_statistics.py \
+	$(addprefix compat/dpro/test_,network.py references.py replay.py statistics.py) \
 	stragglers/test_stragglers.py hang/test_flight_recorder.py hang/test_rhythm.py)
 # The options of pyproject.toml leave benchmarks out of the tests.
 BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers \
@@ -29,7 +29,7 @@ HANG_SEEDS ?= 2
 # Tests that together use every dependency, and what they need besides.
 LEAST := $(addprefix tests/,metrics/test_metrics.py formats/kineto/test_kineto.py formats/nsys/test_parts.py \
 	formats/store/test_store.py formats/test_remote.py report/test_page.py critical_path/test_cli.py \
-	replay/test_replay.py isp/test_isp.py dispatch/test_dispatch.py show/test_workbook.py \
+	compat/dpro/test_replay.py isp/test_isp.py dispatch/test_dispatch.py show/test_workbook.py \
 	convert/test_chakra.py comparison/test_compare.py)
 WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.135' 'pytest-benchmark>=5' 'jsonschema>=4.20' 'openpyxl>=3.1'
 

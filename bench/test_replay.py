@@ -5,8 +5,8 @@ import heapq
 import numpy as np
 import orjson
 
-from fastcomm.formats.dpro import uniform
-from fastcomm.formats.dpro.statistics import statistics
+from fastcomm.compat.dpro import uniform
+from fastcomm.compat.dpro.statistics import statistics
 from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
 from fastcomm.stragglers.result import SubsetScenario, rank_scenarios

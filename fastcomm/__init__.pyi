@@ -1,6 +1,7 @@
 from fastcomm import compat as compat
 from fastcomm import errors as errors
 from fastcomm import intervals as intervals
+from fastcomm.compat.dpro.analysis import replay_trial as replay_trial
 from fastcomm.critical_path.analysis import execution_trace_path as execution_trace_path
 from fastcomm.critical_path.result import CriticalPath as CriticalPath
 from fastcomm.dispatch.analysis import simulate_dispatch as simulate_dispatch
@@ -12,7 +13,6 @@ from fastcomm.hang.analysis import diagnose_hang as diagnose_hang
 from fastcomm.isp.analysis import search_strategies as search_strategies
 from fastcomm.metrics.result import Metrics as Metrics
 from fastcomm.planning.analysis import plan as plan
-from fastcomm.replay.analysis import replay_trial as replay_trial
 from fastcomm.run import Run as Run
 from fastcomm.run import compare as compare
 from fastcomm.run import open as open  # noqa: A004

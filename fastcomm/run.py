@@ -22,7 +22,6 @@ from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import build, shows, takes
 from fastcomm.options import ReadOptions
 from fastcomm.preparation import open_traces
-from fastcomm.replay.options import RunReplayOptions
 from fastcomm.report.options import ReportOptions
 from fastcomm.stragglers.options import StragglerOptions
 from fastcomm.trace.run import named_ranks
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from fastcomm.hang.result import Hang
     from fastcomm.info.info import Info
     from fastcomm.metrics.result import Metrics
-    from fastcomm.replay.result import Session
     from fastcomm.stragglers.analysis import StragglerResult
     from fastcomm.trace.run import SkippedRank
     from fastcomm.trace.trace import Trace
@@ -244,39 +242,6 @@ class Run:
 
         self._check_step_boundary("critical_path")
         return critical_path(self._traces, options)
-
-    @takes(RunReplayOptions)
-    def replay(self, options: RunReplayOptions) -> "Session":
-        """Replay a step of all ranks on their devices as `fastcomm replay` does.
-
-        Parameters
-        ----------
-        options
-            Fields of `RunReplayOptions`, passed by name. The part to replay is that of
-            `critical_path`, and edits are those of `CriticalPath.what_if`, without sweeps.
-
-        Returns
-        -------
-        Session
-            `measured`, a `StepTime`: `time_ns` (mean of the ranks), and by rank in `ranks`.
-            `replayed`, a `Replayed`: `mean_ns`, `by_pid()` (the step time of each rank), and
-            the arrays `start`, `end` and `duration` with an element per operation. `changed`,
-            the same with edits. `path`, its critical path. `removed`, with `bottleneck`: what
-            each name on the path costs. Times are ns. If ranks cannot be joined, the step is
-            that of the first rank, and `notes` say why.
-
-        Raises
-        ------
-        ConfigError
-            If an option is invalid, or an edit selects nothing.
-        FastcommError
-            If no rank has such a step or annotation, or a rank cannot be read.
-
-        """
-        from fastcomm.replay.analysis import session_of, step_of
-
-        self._check_step_boundary("replay")
-        return session_of(step_of(self._traces, options), options)
 
     @takes(StragglerOptions)
     def stragglers(self, options: StragglerOptions) -> "StragglerResult":

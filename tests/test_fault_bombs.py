@@ -58,7 +58,7 @@ def test_a_gzip_bomb_is_refused_unless_the_ratio_is_allowed(folder, monkeypatch)
 @pytest.mark.parametrize(
     ("command", "name", "head"),
     [
-        ("stats", "trace.json", b'{"traceEvents": ['),
+        ("kernels", "trace.json", b'{"traceEvents": ['),
         ("metrics", "a.jsonl.gz", b'{"header": 1, "coll_perf": 1}\n'),
         ("metrics --config {folder}/t.toml", "table.csv.gz", OPERATIONS_CSV),
     ],

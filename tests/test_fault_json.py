@@ -49,7 +49,7 @@ def test_json_nested_a_million_deep_is_skipped_or_refused(folder, old, new):
 
 def test_other_documents_nested_a_million_deep_are_refused(folder):
     (folder / "trace.json").write_text(DEEP)
-    assert "trace.json: " in refused("stats", folder / "trace.json")
+    assert "trace.json: " in refused("kernels", folder / "trace.json")
     run("ingest", folder / "good.json", "-o", folder / "store")
     (folder / "store" / "fastcomm.json").write_text(DEEP)
     assert "fastcomm.json: damaged" in refused("metrics", folder / "store")

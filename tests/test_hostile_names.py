@@ -81,10 +81,9 @@ ONE_LINE = [
     "kernels RUN --by operator --format markdown",
     "kernels RUN --format csv",
     "compare RUN SLOW",
-    "stats RUN",
     "convert RUN trace.json",
     "ingest RUN -o store -v",
-    "replay RUN",
+    "what-if RUN --bottleneck",
     "metrics BROKEN -v",
 ]
 
@@ -250,8 +249,7 @@ LINES = [
     "convert RUN chakra@ --to chakra",
     "ingest RUN -o again@",
     "metrics STORE --json",
-    "replay RUN --json --output out@ --html page@ --trace trace@",
-    "stats RUN --json --output out@",
+    "what-if RUN --json --output out@ --html page@ --trace trace@",
     "stragglers TABLE --meta META --json --output out@ --html page@ --trace trace@",
     "dispatch simulate WORKLOAD --json --output out@ --html page@",
     "metrics EXPORT --json --tp 2",

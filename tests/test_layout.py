@@ -25,7 +25,7 @@ MODULES = {
 SETTINGS = tomllib.loads((ROOT.parent / "pyproject.toml").read_text("utf-8"))
 CONTRACTS = {row["name"]: row for row in SETTINGS["tool"]["importlinter"]["contracts"]}
 MODELS = (
-    "comparison|critical_path|device_work|dispatch|idle|info|isp|metrics|planning|replay|stats"
+    r"comparison|compat\.dpro|critical_path|device_work|dispatch|idle|info|isp|metrics|planning"
     "|stragglers|timeline"
 )
 SHOWING = re.compile(r"\.show\.|page$|\.tables$|\.report\.findings$")
@@ -47,7 +47,7 @@ DESCRIPTIONS = {
     "fastcomm.idle.totals.explained",
     "fastcomm.idle.totals.largest",
     "fastcomm.idle.totals.sentence",
-    "fastcomm.replay.result.graphml",
+    "fastcomm.compat.dpro.result.graphml",
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 import fastcomm
 from fastcomm import options as fastcomm_options
 from fastcomm.checks import Range
+from fastcomm.compat.dpro import options as replay_options
 from fastcomm.critical_path import options as critical_path_options
 from fastcomm.device_work import options as device_work_options
 from fastcomm.dispatch import options as dispatch_options
@@ -17,7 +18,6 @@ from fastcomm.isp import options as isp_options
 from fastcomm.metrics import options as metrics_options
 from fastcomm.option_fields import OUTPUT, CheckedOptions, field_infos, option_field, takes
 from fastcomm.planning import options as plan_options
-from fastcomm.replay import options as replay_options
 from fastcomm.report import options as report_options
 from fastcomm.stragglers import options as stragglers_options
 from fastcomm.units import Duration, Rate
@@ -119,11 +119,10 @@ def test_the_docstring_of_a_function_lists_the_fields():
         (fastcomm.Run.report, report_options.ReportOptions),
         (fastcomm.Run.kernels, device_work_options.KernelOptions),
         (fastcomm.Run.critical_path, critical_path_options.PathOptions),
-        (fastcomm.Run.replay, replay_options.RunReplayOptions),
         (fastcomm.Run.stragglers, stragglers_options.StragglerOptions),
         (fastcomm.find_stragglers, stragglers_options.StragglerOptions),
         (fastcomm.replay_trial, replay_options.TrialReplayOptions),
-        (fastcomm.CriticalPath.what_if, fastcomm_options.EditOptions),
+        (fastcomm.CriticalPath.what_if, critical_path_options.WhatIfOptions),
         (fastcomm.simulate_dispatch, dispatch_options.DispatchOptions),
         (fastcomm.plan, plan_options.PlanOptions),
         (fastcomm.search_strategies, isp_options.SearchOptions),

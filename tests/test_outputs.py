@@ -98,7 +98,7 @@ def test_no_command_overwrites_its_input(inputs, tmp_path, command):
         "report {run} --html {trace}",
         "critical-path {run} --html {trace}",
         "what-if {run} --scale compute=0.5 --html {trace}",
-        "replay {run} --trace {trace}",
+        "what-if {run} --trace {trace}",
         "critical-path {run} --rank 0 --overlay {trace}",
         "compare {run} {metrics} --output {out} -q",
     ],

@@ -31,7 +31,6 @@ def use(tmp_path_factory):
         metrics=metrics,
         path=run.critical_path(rank=0),
         joined=run.critical_path(),
-        session=run.replay(),
         comparison=fc.compare(metrics, metrics),
         search=fc.search_strategies(**SEARCH),
     )
@@ -97,8 +96,6 @@ ARGUMENTS = [
     (lambda u: u.run.critical_path(instance=0), "instance needs annotation"),
     (lambda u: u.run.critical_path(data_load_events=1), " 1: expected a list"),
     (lambda u: u.run.critical_path(data_load_events=["("]), "invalid regular expression '\\('"),
-    (lambda u: u.run.replay(rank=3), "replay: unknown option 'rank'; Options: scale"),
-    (lambda u: u.run.replay(step="x"), "invalid step 'x': expected a whole number"),
     (lambda u: u.run.report(5), f"report: invalid path 5: {PATH}report"),
     (lambda u: u.run.report(""), f"report: invalid path '': {PATH}report"),
     (lambda u: u.run.report(None), f"report: invalid path None: {PATH}report"),
@@ -136,7 +133,6 @@ ARGUMENTS = [
     (lambda u: u.comparison.value(5), 'value: invalid name 5: expected a name such as "iter'),
     (lambda u: u.comparison.value(""), "'' is no metric of either run; the JSON"),
     (lambda u: u.comparison.value("iteration.mean"), "did you mean iteration.mean_ns"),
-    (lambda u: u.session.error_of("x"), "error_of: invalid pid 'x': expected one of host0.ran"),
     (lambda u: u.search.record(10**9), "record: invalid place 1000000000: expected a place"),
     (lambda u: u.search.record(-1), "record: invalid place -1: expected a place from 0"),
     (lambda u: u.search.record("x"), "record: invalid place 'x': expected a place from 0"),
@@ -167,10 +163,6 @@ ARGUMENTS = [
     (
         lambda u: fc.open(u.folder, step_boundary="device").critical_path(),
         "critical_path: step_boundary 'device' has no effect",
-    ),
-    (
-        lambda u: fc.open(u.folder, step_boundary="device").replay(),
-        "replay: step_boundary 'device' has no effect",
     ),
     (lambda u: fc.simulate_dispatch(WORKLOAD, cluster="x"), "cluster 'x': no such file"),
     (lambda u: fc.simulate_dispatch(WORKLOAD, links=5), "unknown option 'links'"),
@@ -243,7 +235,6 @@ OTHERS = [
     (lambda u: u.run.metrics(steps=[99]), "99"),
     (lambda u: u.run.critical_path(step=99), "no step 99; the trace has"),
     (lambda u: u.run.critical_path(annotation="x?"), "no event's name contains 'x\\?'"),
-    (lambda u: u.run.replay(step=99), "no step 99; the trace has"),
     (lambda u: u.run.report("."), "is a directory; name a file, as in report.html"),
     (lambda u: u.run.report(min(u.folder.iterdir())), "not written, this command reads"),
     (lambda u: u.run.report(u.folder), "is a directory. Name a file, such as report.html"),

@@ -39,7 +39,6 @@ COMMANDS = [
         lambda run: run.critical_path().what_if(scale="comm=0.5"),
     ),
     (("kernels",), lambda run: run.kernels()),
-    (("replay",), lambda run: run.replay()),
 ]
 
 

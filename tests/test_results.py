@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from builders import made_trials
 from builders.commands import invoke
 from builders.opened import open_run
 from builders.places import RECORDED, SCHEMAS
@@ -14,16 +15,16 @@ from jsonschema import Draft202012Validator
 
 import fastcomm
 from fastcomm.cli.main import COMMANDS, main
+from fastcomm.compat.dpro import trial as dpro_inputs
+from fastcomm.compat.dpro.result import TrialStatistics
+from fastcomm.compat.dpro.statistics import statistics, step_time
 from fastcomm.dispatch import placement, simulation
 from fastcomm.errors import FastcommError
-from fastcomm.formats.dpro import trial as dpro_inputs
-from fastcomm.formats.dpro.statistics import statistics, step_time
 from fastcomm.info.doctor import examine
 from fastcomm.isp import question, search
 from fastcomm.isp.calibration import setting
 from fastcomm.isp.options import SearchOptions
 from fastcomm.result import SCHEMA_VERSION, Result, TableResult
-from fastcomm.stats.analysis import RunStatistics
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
 
@@ -60,6 +61,7 @@ def inputs(tmp_path_factory):
     invoke("dispatch", "generate", *SHAPE.split(), "-o", folder / "workload")
     invoke("convert", folder / "run", folder / "uniform.json.gz")
     (folder / "exchanges.csv").write_text(EXCHANGES)
+    made_trials.tensorflow1(folder / "trial")
     made = {path.name.partition(".")[0]: path for path in folder.iterdir()}
     return {**made, "hangs": RECORDED / "hangs"}
 
@@ -78,6 +80,7 @@ CALLS = [
     ("compare", "compare {run} {run} --no-kernels", 0),
     ("kernels", "kernels {run}", 0),
     ("kernels", "kernels {run} --by operator --step 10", 0),
+    ("kernels", "kernels {run} --by pass", 0),
     ("kernels", "kernels {damaged} --by stream --keep-going", 3),
     ("critical-path", "critical-path {run}", 0),
     ("critical-path", "critical-path {run} --compat hta", 0),
@@ -86,14 +89,13 @@ CALLS = [
     ("what-if", "what-if {run}", 0),
     ("what-if", "what-if {run} --heal rank:1 --set link=100Gbit/s", 0),
     ("what-if", "what-if {damaged} --keep-going --remove launches", 3),
-    ("replay", "replay {run} --bottleneck", 0),
-    ("replay", "replay {run} --heal rank:1 --overlap TP", 0),
-    ("replay", "replay {damaged} --keep-going", 3),
-    ("stats", "stats {run}", 0),
-    ("stats", "stats {damaged} --keep-going", 3),
-    ("stats", "stats {run} --against {run}", 0),
-    ("stats", "stats {run} --against {damaged} --keep-going", 3),
-    ("stats", "dpro stats {uniform} --compat dpro", 0),
+    ("what-if", "what-if {run} --bottleneck", 0),
+    ("dpro-replay", "dpro replay {trial} --bottleneck --scale comm=0.5", 0),
+    ("dpro-replay", "dpro replay {trial} --compat dpro --tensors 0", 0),
+    ("dpro-stats", "dpro stats {uniform}", 0),
+    ("dpro-stats", "dpro stats {trial}", 0),
+    ("dpro-stats", "dpro stats {uniform} --compat dpro", 0),
+    ("dpro-stats", "dpro stats {uniform} --against {uniform}", 0),
     ("stragglers", "stragglers {table}/table.parquet", 0),
     ("stragglers", "stragglers {table}/table.parquet --threshold 9", 0),
     ("stragglers", "stragglers {table}/table.parquet --heal rank:1", 0),
@@ -134,8 +136,8 @@ CALLS = [
 def test_results_list_ranks_that_could_not_be_read(inputs, tmp_path):
     run = fastcomm.open(inputs["damaged"], keep_going=True)
     path = run.critical_path()
-    kernels, session, metrics = run.kernels(), run.replay(), run.report(tmp_path / "a.html")
-    for result in (run.metrics(), metrics, kernels, path, path.what_if(), session):
+    kernels, report = run.kernels(), run.report(tmp_path / "a.html")
+    for result in (run.metrics(), report, kernels, path, path.what_if()):
         assert len(result.skipped) == 1
         assert set(run.warnings) <= set(result.warnings)
 
@@ -157,6 +159,8 @@ def test_every_command_with_json_has_a_schema():
     commands = {name: main.get_command(None, name) for name in COMMANDS}
     dispatch = commands["dispatch"].commands
     commands |= {f"dispatch-{name}": dispatch[name] for name in dispatch}
+    dpro = commands["dpro"].commands
+    commands |= {f"dpro-{name}": dpro[name] for name in ("stats", "replay")}
     commands |= {f"plan-{name}": inner for name, inner in commands["plan"].commands.items()}
     known = {
         name
@@ -180,9 +184,8 @@ def test_schemas_reject_unknown_keys(path):
 
 
 def statistics_of(run):
-    read = dpro_inputs.of_run(open_run(run))
-    time = step_time(read.trace)
-    return RunStatistics(operations=statistics(read.trace), time=time, read=read.read)
+    trace = dpro_inputs.converted(open_run(run)).trace
+    return TrialStatistics(operations=statistics(trace), time=step_time(trace))
 
 
 def searched(seq_lens):
@@ -247,8 +250,8 @@ RESULTS = {
     "path": lambda run, _: fastcomm.open(run).critical_path(rank=0),
     "all ranks": lambda run, _: fastcomm.open(run).critical_path(),
     "what-if": lambda run, _: fastcomm.open(run).critical_path().what_if(scale=["comm=0.5"]),
-    "replay": lambda run, _: fastcomm.open(run).replay(),
-    "stats": lambda run, _: statistics_of(run),
+    "dpro replay": lambda run, _: fastcomm.replay_trial(run.parent / "trial"),
+    "dpro stats": lambda run, _: statistics_of(run),
     "stragglers": lambda _, table: fastcomm.find_stragglers(table),
     "hang": lambda *_: fastcomm.diagnose_hang(RECORDED / "hangs" / "stuck_tpdp_queue_0"),
     "search": lambda *_: searched(()),

@@ -152,11 +152,11 @@ class RunArgument(TracePath):
 
     def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise TraceFileError for a dPRO trial or a uniform trace."""
-        from fastcomm.formats.dpro import uniform
+        from fastcomm.formats import dpro
 
         path = super().convert(value, param, ctx)
-        if uniform.claims(path):
-            raise uniform.trial_error(path, self._command)
+        if dpro.claims(path):
+            raise dpro.trial_error(path, self._command)
         return path
 
 
@@ -165,7 +165,7 @@ class TrialPath(TracePath):
 
     def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise TraceFileError for traces of a profiler."""
-        from fastcomm.formats.dpro import trial
+        from fastcomm.compat.dpro import trial
 
         path = super().convert(value, param, ctx)
         if trial.is_run(path):

@@ -44,7 +44,7 @@ trace_option = _output(
     "--trace",
     "trace_path",
     type=OutputFile(),
-    help="Write the replayed steps for Perfetto, changed ones if there are changes.",
+    help="Write the replayed steps for Perfetto (of what-if, also as measured).",
 )
 
 
@@ -119,7 +119,7 @@ def top_option(default: int, *, all_in_json: bool = False, **attrs: Any) -> Call
 
 def overlay_option(**attrs: Any) -> Callable[[F], F]:
     """Return the option of a trace with the path drawn into it."""
-    text = "Write a trace with the path marked (.json, .json.gz); of a what-if both steps."
+    text = "Write a trace with the path marked (.json, .json.gz)."
     return _output("--overlay", type=OutputFile(), help=text, **attrs)
 
 

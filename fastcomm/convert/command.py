@@ -19,7 +19,7 @@ from fastcomm.options import ReadOptions
 from fastcomm.units import counted
 
 if TYPE_CHECKING:
-    from fastcomm.formats.dpro.uniform import UniformTrace
+    from fastcomm.compat.dpro.uniform import UniformTrace
     from fastcomm.trace.run import SkippedRank
 
 _EXAMPLES = """\b
@@ -139,7 +139,7 @@ def _refuse_file(destination: Path) -> None:
 
 def _uniform(path: Path, destination: Path, reading: ReadOptions) -> Conversion:
     """Write a run as one uniform trace."""
-    from fastcomm.formats.dpro import trial
+    from fastcomm.compat.dpro import trial
 
     source = trial.converted(open_traces((path,), reading))
     warn(source.warnings)
@@ -153,8 +153,8 @@ def write_uniform(
 
     `skipped` are the ranks that it does not have, since they could not be read.
     """
+    from fastcomm.compat.dpro import uniform
     from fastcomm.files import aside
-    from fastcomm.formats.dpro import uniform
 
     data = uniform.to_bytes(trace)
     with aside(destination) as unfinished:

@@ -1,7 +1,7 @@
 """What to try first: edits that a what-if without edits replays, and what each would save."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -19,6 +19,7 @@ from fastcomm.options import EditOptions
 _SUSPECT = 0.01  # of the step: waits that make a rank a suspect
 _MOST_SUSPECTS = 8  # ranks, and links
 _KERNELS = 5
+_MOST_BOTTLENECKS = 64
 _SHORT_NAME = 48
 _MOST_WORDS = 24
 _FASTER = 0.8  # factor of a kernel that is 20 % faster
@@ -56,8 +57,40 @@ def try_all(replay: Replay, before_ns: int, replay_error_ns: int) -> tuple[Candi
     for edit in _edits(replay, before_ns):
         with suppress(ConfigError):  # nothing in this step that the edit could change
             tried.append(_tried(replay, edit, before_ns, replay_error_ns))
+    return _shorter(tried)
+
+
+def _shorter(tried: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Return the candidates that shorten the step, best first."""
     shorter = [candidate for candidate in tried if candidate.saved_ns > 0]
     return tuple(sorted(shorter, key=lambda candidate: -candidate.saved_ns))
+
+
+def bottlenecks(replay: Replay, before_ns: int, replay_error_ns: int) -> tuple[Candidate, ...]:
+    """Replay a step without the time of each operation on its critical path in turn.
+
+    All events of one name on a rank are one operation. At most the `_MOST_BOTTLENECKS` with the
+    most time on the path are tried: a step becomes shorter by this time at most. Returns the
+    edits that shorten the step, best first.
+    """
+    path = replay.critical
+    through = path.valid_path.edges
+    edges = through[replay.own[through]]
+    owner = replay.owner[edges]
+    names = replay.events["name"].take(pa.array(owner))
+    table = pa.table(
+        {"rank": replay.rank[edges], "name": names, "ns": replay.plain.weight[edges]}
+    )
+    sums = table.group_by(["rank", "name"]).aggregate([("ns", "sum")])
+    order = [("ns_sum", "descending"), ("rank", "ascending"), ("name", "ascending")]
+    every = _lower_names(replay)
+    scale = tuple(
+        f"rank:{row['rank']}+name:{selector}=0"
+        for row in sums.sort_by(order).slice(0, _MOST_BOTTLENECKS).to_pylist()
+        if (selector := _selector(row["name"], every))
+    )
+    edits = plan(EditOptions(scale=scale)).edits
+    return _shorter(_tried(replay, edit, before_ns, replay_error_ns) for edit in edits)
 
 
 def try_each(replay: Replay, options: Sequence[EditOptions]) -> tuple[Candidate | None, ...]:
@@ -135,8 +168,13 @@ def _longest_kernels(replay: Replay) -> list[str]:
     table = pa.table({"name": names, "ns": replay.plain.weight[is_kernel]})
     sums = table.group_by("name").aggregate([("ns", "sum")]).sort_by([("ns_sum", "descending")])
     longest = sums["name"].to_pylist()[:_KERNELS]
-    every = [name.casefold() for name in pc.unique(replay.events["name"]).to_pylist() if name]
+    every = _lower_names(replay)
     return [selector for name in longest if (selector := _selector(name, every))]
+
+
+def _lower_names(replay: Replay) -> list[str]:
+    """Return the names of the events of a step, in lower case."""
+    return [name.casefold() for name in pc.unique(replay.events["name"]).to_pylist() if name]
 
 
 def _selector(name: str, every: Sequence[str]) -> str | None:

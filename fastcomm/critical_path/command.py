@@ -16,6 +16,7 @@ from fastcomm.cli.results import (
     overlay_option,
     result_options,
     say_skipped,
+    trace_option,
 )
 from fastcomm.cli.runs import (
     ExecutionOptions,
@@ -25,10 +26,10 @@ from fastcomm.cli.runs import (
     run_options,
     with_options,
 )
-from fastcomm.critical_path.options import PathOptions
+from fastcomm.critical_path.options import PathOptions, WhatIfOptions
 from fastcomm.errors import ConfigError
 from fastcomm.option_fields import OUTPUT, RULES, option_field
-from fastcomm.options import EditOptions, ReadOptions
+from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.critical_path.result import CriticalPath
@@ -49,7 +50,8 @@ Examples:
   fastcomm what-if traces/ --scale comm:DP=0.5 --scale 'kernel:/flash_fwd/=0.8'
   fastcomm what-if traces/ --set link:TP=200:800:200Gbit/s --json
   fastcomm what-if traces/ --heal rank:5 --overlap DP --remove launches
-  fastcomm what-if traces/ --scale compute=0.5 --overlay after.json.gz
+  fastcomm what-if traces/ --step 12 --bottleneck
+  fastcomm what-if traces/ --scale compute=0.5 --trace after.json.gz
 """
 
 
@@ -228,16 +230,15 @@ def _without_effect(rank: int | None, run: "RunTraces") -> list[str]:
 @click.command("what-if", cls=OptionsCommand, has_tables=True, epilog=_WHAT_IF_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @path_options
-@with_options(options_of(EditOptions))
-@overlay_option()
+@with_options(options_of(WhatIfOptions))
+@trace_option
 @run_options
-@result_options("what_if.json; path, sweeps, candidates as CSV and Parquet")
-@builds(edits=EditOptions)
+@result_options("what_if.json; path, ranks, sweeps, candidates as CSV and Parquet")
+@builds(edits=WhatIfOptions)
 def what_if(
     *,
     paths: tuple[str, ...],
-    edits: EditOptions,
-    overlay: Path | None,
+    edits: WhatIfOptions,
     files: ResultFiles,
     path_options: PathOptions,
     reading: ReadOptions,
@@ -256,11 +257,11 @@ def what_if(
 
     planned = plan(edits)
     path = find_path(paths, path_options, reading, execution)
-    answer = path.predict(planned)
-    if overlay is not None:
+    answer = path.predict(planned, bottleneck=edits.bottleneck)
+    if files.trace_path is not None:
         from fastcomm.critical_path.overlay import write_what_if
 
-        write_what_if(answer, overlay)
+        write_what_if(answer, files.trace_path)
     if files.html is not None:
         from fastcomm.critical_path import page
         from fastcomm.show.pages import write as write_page

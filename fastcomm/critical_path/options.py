@@ -5,8 +5,15 @@ from pathlib import Path
 from typing import Literal
 
 from fastcomm.checks import RANK
-from fastcomm.option_fields import COMPAT, RULES, WINDOW, CheckedOptions, option_field
-from fastcomm.options import Window, compat_field
+from fastcomm.option_fields import (
+    COMPAT,
+    OUTPUT,
+    RULES,
+    WINDOW,
+    CheckedOptions,
+    option_field,
+)
+from fastcomm.options import EditOptions, Window, compat_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,18 @@ class PathOptions(Window):
     def is_of_one_rank(self) -> bool:
         """Whether the path is of one rank even if the ranks of the run can be joined."""
         return any(value is not None for value in (self.rank, self.compat, self.deps))
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots, for classes with a second base
+class WhatIfOptions(EditOptions):
+    """Changes of a step, and what is tried besides."""
+
+    bottleneck: bool = option_field(
+        "Report how much each operation of the critical path costs the step.",
+        False,
+        group=OUTPUT,
+        is_common=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

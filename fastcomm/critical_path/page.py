@@ -274,6 +274,8 @@ def what_if(result: WhatIf, paths: Sequence[str]) -> Page:
         sections.append(_sweeps(result, result.sweeps))
     if result.candidates:
         sections.append(_candidates(result, result.candidates))
+    if result.bottlenecks:
+        sections.append(_bottlenecks(result, result.bottlenecks))
     sections.append(section(result.after))
     return Page(
         title="What if",
@@ -308,7 +310,10 @@ def _before_after(result: WhatIf, edits: str) -> Section:
         name="answer",
         title="What changes?",
         lead=(f"The step was replayed with: {edits}.", str(result.interval)),
-        blocks=(pages.shown(tables.changes(result)),),
+        blocks=(
+            pages.shown(tables.changes(result)),
+            pages.shown(tables.step_by_rank(result).top(_MOST_ROWS)),
+        ),
         pitfall="Each event starts as soon as its dependencies in the trace allow; in reality "
         "other dependencies may delay it. The path after the edits may be another one.",
     )
@@ -321,6 +326,16 @@ def _candidates(result: WhatIf, candidates: Sequence[Candidate]) -> Section:
         title="What would shorten the step?",
         lead=("Each edit was tried alone; what several save does not add up.",),
         blocks=(pages.shown(tables.candidates_table(candidates, result.before_ns)),),
+    )
+
+
+def _bottlenecks(result: WhatIf, removed: Sequence[Candidate]) -> Section:
+    """Return the section on the time saved without each operation of the path."""
+    return Section(
+        name="bottlenecks-section",
+        title="Which operation would help the most?",
+        lead=("The step was replayed without each operation of its critical path in turn.",),
+        blocks=(pages.shown(tables.bottlenecks(removed, result.before_ns)),),
     )
 
 

@@ -4,15 +4,18 @@
 event is its position in the trace's file.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 
 from fastcomm.checks import check_path, check_type
 from fastcomm.critical_path import candidates, saved
 from fastcomm.critical_path.candidates import Candidate
 from fastcomm.critical_path.graph_edit import GraphEdit, times_of, with_times
+from fastcomm.critical_path.options import WhatIfOptions
 from fastcomm.critical_path.path import FoundPath, RankJoin, shares, sums_by
 from fastcomm.critical_path.rules import (
     DataDependencies,
@@ -26,13 +29,13 @@ from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import Edit, EditPlan, EditSweep, Interval, plan
 from fastcomm.graph.graph import Graph
 from fastcomm.option_fields import takes
-from fastcomm.options import EditOptions
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Flags
 
 _MOST_CLASSES = 3
+_TRIED = pa.schema([("edit", pa.string()), ("after_ns", pa.int64()), ("saved_ns", pa.int64())])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -184,8 +187,8 @@ class CriticalPath(FoundPath, Result):
         """
         return self.across.waits_caused()
 
-    @takes(EditOptions)
-    def what_if(self, options: EditOptions) -> "WhatIf":
+    @takes(WhatIfOptions)
+    def what_if(self, options: WhatIfOptions) -> "WhatIf":
         """Predict the step time and the critical path after changes of the recorded work.
 
         Without edits, the result has candidates: a fixed set of edits, each tried alone.
@@ -193,8 +196,8 @@ class CriticalPath(FoundPath, Result):
         Parameters
         ----------
         options
-            Fields of `EditOptions`, passed by name. A value FROM:TO:STEP of `scale` or `set`
-            is a sweep, whose values are tried one by one.
+            Fields of `WhatIfOptions`, passed by name. A value FROM:TO:STEP of `scale` or
+            `set` is a sweep, whose values are tried one by one.
 
         Raises
         ------
@@ -202,16 +205,22 @@ class CriticalPath(FoundPath, Result):
             If an edit is invalid, or selects nothing.
 
         """
-        return self.predict(plan(options))
+        return self.predict(plan(options), bottleneck=options.bottleneck)
 
-    def predict(self, plan_: EditPlan) -> "WhatIf":
-        """Predict the step time after the edits of a plan, and for each edit of its sweeps."""
+    def predict(self, plan_: EditPlan, *, bottleneck: bool = False) -> "WhatIf":
+        """Predict the step time after the edits of a plan, and for each edit of its sweeps.
+
+        With `bottleneck`, also without each operation of the critical path, before the edits.
+        """
         replay, edits = Replay(self), plan_.edits
         replayed = replay.run(edits)
         error, reason = replayed.replay_error_ns, candidates.unvalidated(replay)
         tried = None
         if not edits and not plan_.sweeps:
             tried = candidates.try_all(replay, replayed.before_ns, error)
+        costly = None
+        if bottleneck:
+            costly = candidates.bottlenecks(replay, replayed.before_ns, error)
 
         def swept(variants: tuple[Edit, ...]) -> EditSweep:
             spans = [replay.span([*edits, variant]) for variant in variants]
@@ -234,6 +243,7 @@ class CriticalPath(FoundPath, Result):
             after=self._after(replayed),
             sweeps=tuple(map(swept, plan_.sweeps)),
             candidates=tried,
+            bottlenecks=costly,
         )
 
     def _after(self, replayed: EditedStep) -> "CriticalPath":
@@ -324,6 +334,7 @@ class WhatIf(Result):
     after: CriticalPath
     sweeps: tuple[EditSweep, ...] = ()
     candidates: tuple[Candidate, ...] | None = None  # that shorten the step; None with edits
+    bottlenecks: tuple[Candidate, ...] | None = None  # operations without time, if requested
 
     @property
     def skipped(self) -> tuple[SkippedRank, ...]:
@@ -340,6 +351,19 @@ class WhatIf(Result):
         """Ratio of the step time before to that after; None if nothing remains."""
         return self.before_ns / self.after_ns if self.after_ns else None
 
+    def by_rank(self) -> pa.Table:
+        """Return a table with a row per rank: rank, before_ns and after_ns, in ns.
+
+        The time of a rank goes from the first event of the step on any rank to the last on it.
+        """
+        columns = {"rank": pa.array(self.before.ranks, pa.int64())}
+        for name, path in (("before_ns", self.before), ("after_ns", self.after)):
+            ends = np.zeros(len(path.ranks), np.int64)
+            time = path.graph.time
+            np.maximum.at(ends, path.across.rank_of, time - time[:1])
+            columns[name] = pa.array(ends)
+        return pa.table(columns)
+
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
         before, paths = self.before, {"before": self.before, "after": self.after}
@@ -352,6 +376,7 @@ class WhatIf(Result):
             "before_ns": self.before_ns,
             "after_ns": self.after_ns,
             "speedup": self.speedup,
+            "by_rank": self.by_rank().to_pylist(),
             "interval": self.interval.to_dict(),
             "summary_ns": {name: path.summary_ns() for name, path in paths.items()},
             # Ids are unique within a rank.
@@ -360,25 +385,24 @@ class WhatIf(Result):
                 for name, path in paths.items()
             },
             "sweeps": [one.to_dict() for one in self.sweeps],
-            "candidates": None
-            if self.candidates is None
-            else [one.to_dict() for one in self.candidates],
+            "candidates": _rows(self.candidates),
+            "bottlenecks": _rows(self.bottlenecks),
             "notes": list(before.notes),
             "warnings": list(before.warnings),
             "failed": [asdict(rank) for rank in before.skipped],
         }
 
     def to_arrow(self) -> dict[str, pa.Table]:
-        """Return the edges of the new path as `path_after`; sweeps or candidates if any."""
+        """Return the edges of the new path as `path_after`, the times of ranks as `ranks`.
+
+        Sweeps, candidates and bottlenecks are further tables, if there are any.
+        """
         sweeps = [one.to_arrow() for one in self.sweeps]
         more = {"sweep": pa.concat_tables(sweeps)} if sweeps else {}
-        if self.candidates is not None:
-            rows = [(one.edit.text, one.after_ns, one.saved_ns) for one in self.candidates]
-            edits, after, saved = zip(*rows, strict=True) if rows else ((), (), ())
-            types = (pa.string(), pa.int64(), pa.int64())
-            arrays = map(pa.array, (edits, after, saved), types)
-            more["candidates"] = pa.table([*arrays], names=["edit", "after_ns", "saved_ns"])
-        return {"path_after": self.after.breakdown, **more}
+        for name in ("candidates", "bottlenecks"):
+            if (rows := _rows(getattr(self, name))) is not None:
+                more[name] = pa.Table.from_pylist(rows, _TRIED)
+        return {"path_after": self.after.breakdown, "ranks": self.by_rank(), **more}
 
     def figures(self) -> dict[str, str]:
         """Return the step time before and after, and the edits."""
@@ -388,3 +412,8 @@ class WhatIf(Result):
             "edits": ", ".join(map(str, self.edits)) or "none",
             **{one.name: " / ".join(map(format_ns, one.span_ns)) for one in self.sweeps},
         }
+
+
+def _rows(tried: Sequence[Candidate] | None) -> list[dict[str, Any]] | None:
+    """Return the elements of edits that were tried in the JSON document; None if none were."""
+    return None if tried is None else [one.to_dict() for one in tried]

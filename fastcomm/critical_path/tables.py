@@ -1,6 +1,7 @@
 """Critical paths and what-ifs as tables, on the terminal and in files."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from rich.console import Console
@@ -163,6 +164,36 @@ def changes(what_if: WhatIf) -> ResultTable:
             for name, (old, new) in sorted(times.items(), key=lambda pair: -pair[1][0])
             if old or new
         ],
+    )
+
+
+def step_by_rank(what_if: WhatIf) -> ResultTable:
+    """Return the step time of each rank before and after the edits, the longest first."""
+    order = [("after_ns", "descending"), ("before_ns", "descending"), ("rank", "ascending")]
+    return ResultTable(
+        name="ranks-before-after",
+        caption="The step of each rank, the longest first",
+        columns=(
+            TableColumn(
+                "rank", lambda row: TableCell(value=row["rank"], text=f"rank {row['rank']}")
+            ),
+            TableColumn("before", "before_ns", "ns", "what-if.by_rank.before_ns"),
+            TableColumn("after", "after_ns", "ns", "what-if.by_rank.after_ns"),
+        ),
+        rows=what_if.by_rank().sort_by(order).to_pylist(),
+    )
+
+
+def bottlenecks(edits: Sequence[Candidate], before_ns: int) -> ResultTable:
+    """Return the operations of the path that cost a step of `before_ns` most."""
+    costly = candidates_table(edits, before_ns)
+    operation = TableColumn("operation", lambda one: one.edit.target)
+    return replace(
+        costly,
+        columns=(operation, *costly.columns[1:]),
+        name="bottlenecks",
+        caption="Operations of the path that cost the step most",
+        heading="if it took no time",
     )
 
 
@@ -351,11 +382,15 @@ def show_what_if(what_if: WhatIf, console: Console | None = None) -> None:
     say(console, _check(what_if.replay_error_ns), indent=2)
     if what_if.edits:
         console.print(shown(changes(what_if)))
+        if what_if.before.is_joined:
+            console.print(shown(step_by_rank(what_if).top(_TOP)))
     for sweep in what_if.sweeps:
         console.print(shown(sweep_table("", sweep, what_if.before_ns)))
         say(console, escape(_widest(sweep)), indent=2, hanging=4)
     if what_if.candidates is not None:
         _show_candidates(what_if.candidates, what_if.before_ns, console)
+    if what_if.bottlenecks is not None:
+        console.print(shown(bottlenecks(what_if.bottlenecks, what_if.before_ns)))
     for note in what_if.before.notes:
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
 

@@ -1,4 +1,4 @@
-"""Which operator, module, layer, annotation or stream the device work of a rank belongs to.
+"""Which operator, module, layer, annotation, stream or pass the work of a rank belongs to.
 
 Work belongs to the innermost range around its launch, on the thread of the launch. Work that
 autograd launches belongs to the module whose forward operator has the same sequence number; a
@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.device_work.names import categories, short_label, short_name
+from fastcomm.device_work.names import COMMUNICATION, categories, short_label, short_name
 from fastcomm.device_work.options import KernelKey
 from fastcomm.trace.columns import filled, first_seen
 from fastcomm.trace.events import EventRows, enclosing
+from fastcomm.trace.passes import PASSES, passes
 from fastcomm.trace.schema import KIND, OPERANDS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints, Numbers
@@ -92,7 +93,8 @@ class Work:
         if by in ("name", "annotation", "module"):
             label = {"name": self._by_name, "module": self._modules}
             return label.get(by, self._annotations)(full_names)
-        return {"stream": self._streams, "operator": self._operators}.get(by, self._layers)()
+        label_of = {"stream": self._streams, "operator": self._operators, "pass": self._passes}
+        return label_of.get(by, self._layers)()
 
     @cached_property
     def categories(self) -> Labels:
@@ -120,6 +122,13 @@ class Work:
             )
         ]
         return self.trace.events["lane"].to_numpy()[self.rows], texts
+
+    def _passes(self) -> Labels:
+        """Label compute and copies by their pass; communication is a label of its own."""
+        call = np.where(self.launch >= 0, self.launch, self.rows)
+        code = passes(self.events, self.rows, call)
+        code[self.is_comm[self.rows]] = len(PASSES)
+        return code.astype(np.int32), (*PASSES, COMMUNICATION)
 
     def _operators(self) -> Labels:
         return self._named(self._operator_rows, "operator", str)

@@ -23,6 +23,7 @@ Examples:
   fastcomm kernels traces/
   fastcomm kernels traces/ --by operator --match 'mm$' --step 12
   fastcomm kernels traces/ --by layer --rank 0 --format csv > layers.csv
+  fastcomm kernels traces/ --by pass
   fastcomm kernels traces/ --by stream --html kernels.html
 """
 _ROWS = 20  # of a printed table, unless --top says otherwise

@@ -7,9 +7,11 @@ from fastcomm.checks import RANK, WHOLE
 from fastcomm.option_fields import MEASUREMENT, WINDOW, CheckedOptions, option_field
 from fastcomm.options import gpu_field
 
-KernelKey = Literal["name", "category", "operator", "module", "annotation", "stream", "layer"]
+KernelKey = Literal[
+    "name", "category", "operator", "module", "annotation", "stream", "layer", "pass"
+]
 # Keys of kernels without names.
-_WITHOUT_NAMES = ("by category", "by operator", "by stream", "by layer")
+_WITHOUT_NAMES = ("by category", "by operator", "by stream", "by layer", "by pass")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,7 @@ class KernelOptions(CheckedOptions):
     """Which device work is summed up, and by what."""
 
     by: KernelKey = option_field(
-        "What a row is: name, category, operator, module, annotation, stream or layer.",
+        "What a row is: name, category, operator, module, annotation, stream, layer, pass.",
         "name",
         group=MEASUREMENT,
         metavar="KEY",

@@ -82,7 +82,7 @@ FORMATS = {
         suffixes=(".json", ".json.gz", ".json.zst"),
     ),
     "dpro": FileFormat(
-        module="fastcomm.formats.dpro.uniform",
+        module="fastcomm.formats.dpro",
         description="dPRO trials and uniform traces",
         suffixes=("", ".json", ".json.gz", ".json.zst"),
     ),

@@ -571,6 +571,5 @@ def durations_after(
 def not_possible(edit: Edit) -> ConfigError:
     """Return the error of an action that a kind of step does not have."""
     return ConfigError(
-        f"{edit}: not possible here. fastcomm what-if and fastcomm replay have it for the "
-        "traces of all ranks"
+        f"{edit}: not possible here. fastcomm what-if has it for the traces of all ranks"
     )

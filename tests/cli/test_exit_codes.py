@@ -10,7 +10,7 @@ from fastcomm.cli.main import main
 
 COMMANDS = [
     "info", "metrics", "report", "kernels", "critical-path", "what-if --scale comm=0.5",
-    "replay", "stragglers", "stats", "dpro stats", "dpro replay", "ingest -o store", "convert",
+    "stragglers", "dpro stats", "dpro replay", "ingest -o store", "convert",
     "doctor",
 ]  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_a_run_without_operations_is_not_converted(tmp_path, form):
         ("metrics x --step 1", "No such option '--step'. Did you mean '--steps'?"),
         ("critical-path x --steps 1", "No such option '--steps'. Did you mean '--step'?"),
         ("isp --pp 2", "No such option '--pp'. Did you mean '--pp-sizes'?"),
-        ("stats x --unheard-of", "No such option '--unheard-of'.\n"),
+        ("kernels x --unheard-of", "No such option '--unheard-of'.\n"),
         ("-v", "No such option '-v' before a command; there are --version, "),
         ("-v", "Others follow the command, as in `fastcomm COMMAND -v`."),
         ("version", "No such command 'version'. Did you mean '--version'?"),

@@ -8,7 +8,7 @@ from fastcomm.cli.main import main
 from fastcomm.errors import ConfigError
 
 COMMANDS = [
-    "info {run}", "metrics {run}", "stats {run}", "replay {run}", "critical-path {run}",
+    "info {run}", "metrics {run}", "kernels {run}", "what-if {run}", "critical-path {run}",
     "critical-path {run} --rank 0", "critical-path {run} --compat hta --annotation Step",
     "what-if {run} --scale comm=0.5", "convert {run} {new}.json",
     "ingest {run} --output {new}",
@@ -47,7 +47,7 @@ IGNORED = [
 
 @pytest.mark.parametrize(("form", "option", "reason"), IGNORED)
 def test_an_option_that_the_format_ignores_is_an_error(inputs, form, option, reason):
-    for command in ("info", "metrics", "stats"):
+    for command in ("info", "metrics", "kernels"):
         done = call(f"{command} {inputs / form} {option}")
         assert done.exit_code == 2
         assert f"{option.split()[0]} has no effect: " in done.stderr
@@ -71,7 +71,7 @@ def test_a_setting_that_the_format_ignores_is_a_warning(inputs, tmp_path, monkey
 
 
 def test_an_option_that_one_of_two_runs_ignores_is_a_warning(inputs):
-    for words in ("compare {store} {kineto}", "stats {store} --against {kineto}"):
+    for words in ("compare {store} {kineto}", "compare {store} {kineto} --no-kernels"):
         line = words.format(store=inputs / "store", kineto=inputs / "kineto")
         done = call(f"{line} --allow-truncated")
         assert done.exit_code == 0, done.output
@@ -86,9 +86,9 @@ def test_functions_refuse_options_that_the_format_ignores(inputs):
 def test_options_of_trials_are_no_options_of_runs(inputs):
     run = inputs / "kineto"
     for words in ("--compat dpro", "--repeat 2", "--tensors 1"):
-        done = call(f"replay {run} {words}")
+        done = call(f"what-if {run} {words}")
         assert done.exit_code == 2
         assert f"No such option '{words.split()[0]}'" in done.stderr
-    for command in ("stats", "replay"):
-        done = call(f"dpro {command} {run}")
+    for of_trials, command in (("stats", "kernels"), ("replay", "what-if")):
+        done = call(f"dpro {of_trials} {run}")
         assert f"For traces of a profiler: fastcomm {command} {run}\n" in done.stderr

@@ -66,7 +66,6 @@ OWN_TYPE = {
     "--seq-len": "isp takes several lengths, and units as in 64Ki",
     "--world-size": "isp takes several numbers, and ranges",
     "--global-batch": "isp says how to search a range",
-    "--against": "stats compares with a run, dpro stats with a trial",
     "--output": "ingest passes the directory on to the workers as text",
 }
 
@@ -188,7 +187,7 @@ def test_a_help_text_names_the_one_partner():
         ("critical-path . --exact", ["--exact needs --annotation."]),
         ("critical-path . --instance 0", ["--instance needs --annotation."]),
         (
-            "replay . --annotation= --exact --instance 1",
+            "what-if . --annotation= --exact --instance 1",
             [
                 '--instance has no effect with --annotation "";',
                 '--exact has no effect with --annotation "";',
@@ -203,7 +202,7 @@ def test_a_help_text_names_the_one_partner():
             "critical-path . --workers 2 --dask tcp://x:1",
             ["--workers has no effect with --dask; leave one out."],
         ),
-        ("stats . --against . --output x", ["--output has no effect with --against;"]),
+        ("kernels . --format csv --json", ["--format has no effect with --json;"]),
         (
             "isp --strict-batch --overlap-wdp",
             ["--strict-batch needs --compat.", "--overlap-wdp"],

@@ -153,8 +153,8 @@ def test_values_that_are_no_number_of_the_range_are_wrong_usage(words):
 OUTPUTS = [
     ("metrics", "--output"), ("metrics", "--html"), ("report", "--html"),
     ("compare", "--output"), ("critical-path", "--overlay"), ("critical-path", "--save"),
-    ("what-if", "--html"), ("replay", "--trace"), ("stragglers", "--trace"),
-    ("stats", "--output"), ("kernels", "--output"), ("isp", "--html"),
+    ("what-if", "--html"), ("what-if", "--trace"), ("stragglers", "--trace"),
+    ("kernels", "--output"), ("isp", "--html"),
     ("dispatch generate", "--output"),
     ("dispatch compare", "--output"), ("ingest", "--output"),
 ]  # fmt: skip
@@ -169,7 +169,7 @@ def test_an_empty_output_name_is_refused(inputs, name, option):
 
 def test_an_empty_path_is_not_the_working_directory(tmp_path, monkeypatch, inputs):
     monkeypatch.chdir(inputs["run"])
-    for name in ("metrics", "info", "kernels", "stats", "replay", "ingest"):
+    for name in ("metrics", "info", "kernels", "what-if", "ingest"):
         words = ["-o", tmp_path / "store"] if name == "ingest" else []
         assert "an empty path; pass a trace" in refused(name, "", *words)
 

@@ -7,15 +7,15 @@ import pytest
 from fuzz.options import commands
 
 import fastcomm
-from fastcomm.critical_path.options import PathOptions
+from fastcomm.compat.dpro.options import TrialReplayOptions
+from fastcomm.critical_path.options import PathOptions, WhatIfOptions
 from fastcomm.device_work.options import KernelOptions
 from fastcomm.dispatch.options import DispatchOptions, WorkloadOptions
 from fastcomm.errors import ConfigError
 from fastcomm.isp.options import SearchOptions
 from fastcomm.metrics.options import MetricsOptions
-from fastcomm.options import EditOptions, ReadOptions
+from fastcomm.options import ReadOptions
 from fastcomm.planning.options import PlanOptions
-from fastcomm.replay.options import RunReplayOptions, TrialReplayOptions
 from fastcomm.report.options import ReportOptions
 from fastcomm.stragglers.options import StragglerOptions
 
@@ -39,7 +39,7 @@ def test_the_command_line_and_the_api_have_equal_defaults(name):
 
 
 def test_all_commands_that_read_runs_build_options():
-    names = ("metrics", "critical-path", "replay", "stragglers", "plan", "isp")
+    names = ("metrics", "critical-path", "what-if", "stragglers", "plan", "isp")
     for name in (*names, "dispatch compare"):
         assert len(list(defaults(COMMANDS[name]))) > 3, name
 
@@ -52,10 +52,9 @@ def test_all_commands_that_read_runs_build_options():
         ("compare", fastcomm.compare, MetricsOptions),
         ("kernels", fastcomm.Run.kernels, KernelOptions),
         ("critical-path", fastcomm.Run.critical_path, PathOptions),
-        ("replay", fastcomm.Run.replay, RunReplayOptions),
         ("stragglers", fastcomm.Run.stragglers, StragglerOptions),
         ("dpro replay", fastcomm.replay_trial, TrialReplayOptions),
-        ("what-if", fastcomm.CriticalPath.what_if, EditOptions),
+        ("what-if", fastcomm.CriticalPath.what_if, WhatIfOptions),
         ("plan", fastcomm.plan, PlanOptions),
         ("isp", fastcomm.search_strategies, SearchOptions),
     ],

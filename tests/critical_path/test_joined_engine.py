@@ -98,8 +98,8 @@ def test_one_rank_is_read_on_a_worker_unless_its_trace_is_needed_here(traces, on
     assert "--dask has no effect with --compat; leave one out." in error
 
 
-def test_a_replay_equals_the_replay_of_one_process(traces, on_cluster, tmp_path):
-    command = ["replay", traces, "--json", "--output"]
+def test_a_what_if_equals_that_of_one_process(traces, on_cluster, tmp_path):
+    command = ["what-if", traces, "--bottleneck", "--json", "--output"]
     here = invoke(*command, tmp_path / "here").stdout
     assert invoke(*command, tmp_path / "there", *on_cluster).stdout == here
     assert contents(tmp_path / "there") == contents(tmp_path / "here")

@@ -143,7 +143,7 @@ def test_arrows_of_a_drawn_path_join_its_events(step, tmp_path):
 def test_all_ranks_are_drawn(tmp_path):
     write(Job.of(2, steps=1, layers=1, micro_batches=1), tmp_path / "traces")
     target = tmp_path / "both.json.gz"
-    invoke(tmp_path / "traces", "--scale", "compute=0.5", "--overlay", target)
+    invoke(tmp_path / "traces", "--scale", "compute=0.5", "--trace", target)
     events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
     names = [one["args"]["name"] for one in events if one["name"] == "process_name"]
     assert set(names) == {

@@ -69,16 +69,14 @@ def test_long_metadata_before_the_events_is_read(tmp_path):
 
 @needed
 def test_trials_and_uniform_traces_are_errors_that_name_their_commands(tmp_path):
-    for command in ("stats", "replay", "convert"):
-        more = (tmp_path / "x.json",) if command == "convert" else ()
-        error = invoke(command, TRIAL, *more, code=1).stderr
-        assert error == f"Error: {TRIAL} is a dPRO trial: fastcomm dpro {command} {TRIAL}\n"
-    assert f"fastcomm dpro stats {TRIAL}\n" in invoke("metrics", TRIAL, code=1).stderr
+    error = invoke("convert", TRIAL, tmp_path / "x.json", code=1).stderr
+    assert error == f"Error: {TRIAL} is a dPRO trial: fastcomm dpro convert {TRIAL}\n"
+    for command in ("kernels", "what-if", "metrics"):
+        assert f"fastcomm dpro stats {TRIAL}\n" in invoke(command, TRIAL, code=1).stderr
     out = tmp_path / "all.json"
     invoke("dpro", "convert", TRIAL, out)
     for command in ("metrics", "info", "critical-path"):
         assert "a uniform trace" in invoke(command, out, code=1).stderr
-    assert f"fastcomm dpro stats {out}\n" in invoke("replay", out, code=1).stderr
     assert "has no dependencies to replay" in invoke("dpro", "replay", out, code=1).stderr
     assert "a trace (dpro)" in invoke("stragglers", out, code=1).stderr
 
@@ -99,7 +97,7 @@ def test_damaged_json_beside_traces_of_another_format_is_a_warning(tmp_path):
 
 def test_a_profiler_trace_named_like_a_trial_is_not_a_trial(tmp_path):
     k.write(tmp_path / "trace.json.gz", STEP)
-    assert "1 rank, " in invoke("stats", tmp_path).stdout
+    assert "1 rank, " in invoke("kernels", tmp_path).stdout
     assert "1 rank," in invoke("metrics", tmp_path).stdout
 
 
@@ -191,15 +189,13 @@ def test_compare_does_not_treat_a_url_as_a_local_path(monkeypatch):
 def test_no_error_is_a_dump_of_bytes_for_any_command(tmp_path):
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(bytes(range(256)) * 40))
-    for command in ("metrics", "info", "kernels", "stats", "replay", "critical-path"):
+    for command in ("metrics", "info", "kernels", "what-if", "critical-path"):
         assert len(invoke(command, path, code=1).stderr) < 500
 
 
 STDIN = {
     "metrics": (),
     "kernels": (),
-    "stats": (),
-    "replay": (),
     "stragglers": (),
     "convert": ("x.json",),
 }
@@ -212,12 +208,6 @@ def test_standard_input_is_the_same_line_for_every_command(command, more, tmp_pa
         "Error: -: standard input cannot be read, since a trace is read more than once; "
         "write it to a file first\n"
     )
-
-
-def test_stats_against_standard_input_is_an_error(tmp_path):
-    path = k.write(tmp_path / "rank0.json", STEP)
-    error = invoke("stats", path, "--against", "-", code=2).stderr
-    assert error.startswith("Error: -: standard input cannot be read")
 
 
 @pytest.mark.parametrize(("name", "words"), PACKED.items())

@@ -207,7 +207,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
         open_run("s3://bucket/run")
 
 
-@pytest.mark.parametrize("command", ["metrics", "ingest", "critical-path", "stats"])
+@pytest.mark.parametrize("command", ["metrics", "ingest", "critical-path", "kernels"])
 def test_nothing_is_written_to_a_url(traces, command):
     error = invoke(command, traces, "--output", "s3://bucket/out", code=2).stderr
     assert "--output s3:/" in error

@@ -18,7 +18,9 @@ from builders.shared_data import path_of
 
 import fastcomm
 from fastcomm import models
-from fastcomm.compat import dpro
+from fastcomm.compat.dpro import rules
+from fastcomm.compat.dpro import trial as dpro_trial
+from fastcomm.compat.dpro.statistics import statistics, step_time
 from fastcomm.compat.isp import config_file
 from fastcomm.convert.chakra import convert
 from fastcomm.critical_path.analysis import execution_trace_path
@@ -30,8 +32,6 @@ from fastcomm.dispatch.recipe import Recipe
 from fastcomm.executors.executor import Local, OpenedRun
 from fastcomm.formats import config, execution_traces, runs
 from fastcomm.formats.config import Config
-from fastcomm.formats.dpro import trial as dpro_trial
-from fastcomm.formats.dpro.statistics import statistics, step_time
 from fastcomm.formats.runs import open_run
 from fastcomm.formats.tables import RowKind, TableMapping
 from fastcomm.graph import edits
@@ -109,7 +109,7 @@ def _table(path: Path) -> None:
 
 def _stats(path: Path, *, whole: bool = True) -> None:
     trial = dpro_trial.read_input(path, whole=whole)
-    dpro.operations(statistics(trial.trace, trial.topology))
+    rules.operations(statistics(trial.trace, trial.topology))
     if whole:
         step_time(trial.trace)
 

@@ -28,7 +28,6 @@ COMMANDS = {
     "kernels": ["kernels", "RUN"],
     "kernels of streams": ["kernels", "RUN", "--by", "stream", "--rank", "3"],
     "compare": ["compare", "RUN", "RUN"],
-    "stats": ["stats", "RUN"],
     "isp": ["isp", *ASKED, "--world-size", "16", "--seq-len", "8Ki"],
     "plan": ["plan", *PLANNED],
     "isp sweep": ["isp", *ASKED, "--world-size", "16,32", "--seq-len", "4Ki,64Ki"],
@@ -37,7 +36,7 @@ COMMANDS = {
 }
 RECORDED = {
     "dpro stats": ["dpro", "stats", str(replay_data.TRIAL)],
-    "replay": ["dpro", "replay", str(replay_data.TRIAL), "--bottleneck"],
+    "dpro replay": ["dpro", "replay", str(replay_data.TRIAL), "--bottleneck"],
     "stragglers": ["stragglers", str(replay_data.TABLE)],
 }
 CHARTS = {
@@ -48,14 +47,13 @@ CHARTS = {
     "kernels": "ranks-chart",
     "kernels of streams": "kernels-chart",
     "compare": "parts-chart",
-    "stats": "steps-chart",
     "dpro stats": "operations-chart",
     "isp": "front-chart",
     "plan": "layouts-chart",
     "isp sweep": "sweep-chart",
     "dispatch compare": "loads-chart",
     "dispatch sweep": "sweep-chart",
-    "replay": "replay-heat",
+    "dpro replay": "replay-heat",
     "stragglers": "workers-chart",
 }
 

@@ -43,9 +43,7 @@ COMMANDS = {
     "critical-path of all ranks": "critical-path {run}",
     "critical-path by HTA's rules": "critical-path {run} --compat hta",
     "what-if": "what-if {run} --scale comm:TP=0.5:1:0.25 --overlap DP",
-    "replay": "replay {run} --bottleneck",
-    "stats": "stats {run} --sort --top 8",
-    "stats of two runs": "stats {healthy} --against {run}",
+    "bottlenecks": "what-if {run} --bottleneck",
     "stragglers": "stragglers {table}",
     "isp": "isp --model 7B --world-size 8 --seq-len 8Ki --global-batch 4Mi --sensitivity",
     "isp explained": "isp --model 7B --world-size 8 --seq-len 8Ki --global-batch 4Mi "

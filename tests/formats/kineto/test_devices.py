@@ -80,7 +80,7 @@ def test_each_device_of_a_process_is_a_rank(one, each):
     assert "GPU 0 of process 100, GPU 1 of process 100, GPU 2 of process 100" in said
 
 
-@pytest.mark.parametrize("command", ["kernels", "critical-path", "replay"])
+@pytest.mark.parametrize("command", ["kernels", "critical-path", "what-if"])
 def test_all_commands_count_each_device(one, each, command):
     found, expected = (measured(path, command=command) for path in (one, each))
     assert "of process 100" in "".join(found["warnings"])

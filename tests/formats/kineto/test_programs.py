@@ -7,9 +7,9 @@ from builders import kineto_text as k
 from builders.commands import invoke
 from builders.shared_data import shared
 
+from fastcomm.compat.dpro import uniform
 from fastcomm.errors import TraceFileError
 from fastcomm.formats.assembly import TraceOptions
-from fastcomm.formats.dpro import uniform
 from fastcomm.formats.kineto import envelope, reader
 from fastcomm.formats.kineto.ranks import peek
 
@@ -46,7 +46,7 @@ def test_a_trace_of_another_program_is_named(tmp_path, words, events, form):
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps(events if form == "list" else {"traceEvents": events}))
     for place in (path, tmp_path):
-        for command in ("metrics", "info", "stats"):
+        for command in ("metrics", "info", "kernels"):
             error = invoke(command, place, code=1).stderr
             assert error.startswith(f"Error: {path}: a ")
             assert "uniform" not in error

@@ -1,0 +1,1 @@
+"""Reproduce dPRO: its trials and names, statistics, replay and predictions."""

@@ -1,1 +1,0 @@
-"""Read trials of dPRO, and uniform traces."""

@@ -1,1 +1,0 @@
-"""Replay a step on devices that do one operation at a time, as measured or changed."""

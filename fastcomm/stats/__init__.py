@@ -1,1 +1,0 @@
-"""Operations of a run by name: how often, and how long."""
