@@ -25,7 +25,7 @@ from fastcomm.stragglers.options import StragglerOptions
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.traces import write
-from fastcomm.trace.parallel import ORDERS
+from fastcomm.trace.parallel import ORDERS, Parallel
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import KIND, OPS
 from fastcomm.trace.tags import RULE_FIELDS
@@ -109,7 +109,7 @@ def test_every_example_configuration_is_valid(tmp_path):
 
 def test_the_configuration_page_lists_every_key():
     keys = {
-        *config.Parallel.__slots__,
+        *Parallel.__slots__,
         *RULE_FIELDS,
         *("pattern", "op", "tag", "library", "regex", "bandwidth", "scale_out", "scale_up"),
     }
@@ -261,6 +261,34 @@ def test_the_design_page_lists_every_kernel_and_benchmark():
     assert {name for row in rows for name in words(row[0])} == modules - {"arrays", "temporary"}
     bars = tomllib.loads(text_of("bench/bars.toml"))
     assert {name for row in rows for name in words(row[1])} <= set(bars)
+
+
+MOST_FILES = 4  # of a change, beside its test, the changelog and a page
+ON_SHELVES = ("analysis.py", "command.py", "options.py", "page.py", "result.py", "tables.py")
+
+
+def changes():
+    """The rows of the table of changes, each with the files that it names."""
+    section = text_of("docs/design.md").partition("## Where a change goes")[2]
+    rows = re.findall(r"^\| ([^|`]+) \| (.*) \|$", section.partition("\n## ")[0], re.M)
+    file = re.compile(r"`([\w./-]+(?:/|\.(?:py|json|toml|css|js|j2)))`")
+    return {change: list(dict.fromkeys(file.findall(text))) for change, text in rows[2:]}
+
+
+@pytest.mark.parametrize("change", changes())
+def test_a_change_touches_few_files_and_they_exist(change):
+    named = changes()[change]
+    assert len([file for file in named if not file.startswith("docs/")]) <= MOST_FILES
+    for file in named:
+        places = (ROOT / file, ROOT / "fastcomm" / file)
+        is_shelf = file in ON_SHELVES and any((ROOT / "fastcomm").glob(f"*/{file}"))
+        assert is_shelf or any(place.exists() for place in places), file
+
+
+def test_the_table_of_changes_has_a_row_for_each_concept():
+    rows = changes()
+    assert len(rows) > 30
+    assert all(rows.values())
 
 
 def test_the_performance_page_lists_every_bar_and_exceeds_it():

@@ -172,6 +172,7 @@ def run(
     """
     from fastcomm.cli.main import REGRESSED
     from fastcomm.comparison import two_runs
+    from fastcomm.comparison.result import skipped_of
     from fastcomm.comparison.tables import show
 
     parsed = [Condition.parsed(text) for text in conditions]
@@ -200,7 +201,7 @@ def run(
     give(comparison, files, "compare", shown)
     if holding:
         ctx.exit(REGRESSED)
-    exit_if_skipped([rank for side in both for rank in side["failed"]])
+    exit_if_skipped([rank for side in both for rank in skipped_of(side)])
 
 
 _MOST_WARNINGS = 8
@@ -208,8 +209,10 @@ _MOST_WARNINGS = 8
 
 def _own_warnings(metrics: Mapping[str, Any], *, is_said: bool) -> list[str]:
     """Return the warnings of a run; `is_said` leaves out those about missing ranks."""
-    warnings = metrics.get("warnings") or []
-    return [warning for warning in warnings if not (is_said and " no trace here: " in warning)]
+    from fastcomm.comparison.result import warnings_of
+
+    own = warnings_of(metrics)
+    return [warning for warning in own if not (is_said and " no trace here: " in warning)]
 
 
 def _warnings(before: Sequence[str], after: Sequence[str]) -> list[str]:

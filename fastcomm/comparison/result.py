@@ -541,7 +541,7 @@ def _notes(before: Object, after: Object) -> Iterator[str]:
 
 def _incomplete(when: str, run: Object) -> Iterator[str]:
     """Return a sentence on missing and skipped ranks of a run, or nothing if none is."""
-    ranks, skipped, expected = run.get("ranks") or [], _skipped(run), expected_ranks_of(run)
+    ranks, skipped, expected = run.get("ranks") or [], skipped_of(run), expected_ranks_of(run)
     if len(ranks) < expected:
         yield f"{when}: {ranks_words(len(ranks), expected)}"
         if not skipped:
@@ -551,7 +551,7 @@ def _incomplete(when: str, run: Object) -> Iterator[str]:
         yield f"{when}: skipped {line}"
 
 
-def _skipped(run: Object) -> list[SkippedRank]:
+def skipped_of(run: Object) -> list[SkippedRank]:
     """Return the skipped ranks in the JSON of a run."""
     return [
         SkippedRank(rank=record.get("rank"), path=record.get("path", ""), error=record["error"])
@@ -559,9 +559,14 @@ def _skipped(run: Object) -> list[SkippedRank]:
     ]
 
 
+def warnings_of(run: Object) -> list[str]:
+    """Return the warnings in the JSON document of a run."""
+    return run.get("warnings") or []
+
+
 def expected_ranks_of(run: Object) -> int:
     """Return the number of ranks that a run should have, from its JSON document."""
-    return expected_ranks(run.get("ranks") or [], run.get("world_size"), _skipped(run))
+    return expected_ranks(run.get("ranks") or [], run.get("world_size"), skipped_of(run))
 
 
 def _number(value: Any) -> str:

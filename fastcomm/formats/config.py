@@ -6,7 +6,6 @@ here, except whether sizes fit each other and the world, which `Parallel.grid` c
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,13 @@ from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.communication import Pattern
 from fastcomm.options import ReadOptions, StepBoundary
 from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.parallel import DEFAULT_ORDER, ORDERS, Grid, dimensions_of
+from fastcomm.trace.parallel import (
+    DEFAULT_ORDER,
+    ORDERS,
+    SIZES,
+    Parallel,
+    dimensions_of,
+)
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import SkippedRank
 from fastcomm.trace.schema import OPS
@@ -27,54 +32,8 @@ from fastcomm.units import parse_bandwidth
 if TYPE_CHECKING:
     from fastcomm.formats.tables import TableMapping
 
-_SIZES = ("tp", "pp", "dp", "ep", "cp", "etp", "dp_replicate")
 _TABLES = ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table")
-_DIVIDING = ("dp", "tp", "pp", "cp")  # sizes whose product is the number of ranks
 _MOST = 1 << 31  # ranks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallel:
-    """The stated sizes of a job's grid of ranks."""
-
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    ep: int | None = None
-    cp: int | None = None
-    etp: int | None = None
-    dp_replicate: int | None = None
-    order: str | None = None  # dimensions such as "tp-dp-pp", or a key of ORDERS
-    framework: str | None = None  # a key of ORDERS
-
-    @property
-    def world(self) -> int:
-        """The number of ranks; a size that is not stated counts as 1."""
-        return prod(getattr(self, name) or 1 for name in _DIVIDING)
-
-    def grid(self, world_size: int | None) -> Grid | None:
-        """Return the grid of a world; None without any size.
-
-        Raises `ConfigError` if the sizes contradict each other or the world size.
-        """
-        sizes = {name: size for name in _SIZES if (size := getattr(self, name)) is not None}
-        order = self.order or ORDERS.get(self.framework or "", DEFAULT_ORDER)
-        return Grid.of(world_size, order=order, **sizes) if sizes else None
-
-    def options_text(self) -> str:
-        """Return the sizes as options, such as "--tp 2 --dp 4"; empty without any."""
-        sizes = [(name, getattr(self, name)) for name in _SIZES]
-        return " ".join(f"--{name} {size}" for name, size in sizes if size is not None)
-
-    def assumed_world(self, ranks: Iterable[int]) -> int | None:
-        """Return the number of ranks to assume if no trace states it.
-
-        This is the highest rank + 1, or the product of the sizes if that is larger; None if no
-        size is set.
-        """
-        if not self.options_text():
-            return None
-        return max(self.world, max(ranks, default=0) + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +69,8 @@ class Config:
         `standing` are names of options that a format may ignore.
         Raises `ConfigError` if the file is invalid or contradicts the options.
         """
-        names = ("tp", "pp", "dp", "ep", "cp", "order")
-        sizes: dict[str, Any] = {name: getattr(options, name) for name in names}
+        # Some sizes are no options: only a file states them.
+        sizes = {name: getattr(options, name, None) for name in (*SIZES, "order")}
         if options.order is not None:
             dimensions_of(options.order)
         if options.iteration_regex == "":
@@ -236,7 +195,7 @@ def read(path: Path) -> Config:
         name: parse_bandwidth(links[name], f"{path}: [link] {name}") for name in links
     }
     marks = _table(data, "iterations", path, ("regex",))
-    sizes = _table(data, "parallel", path, (*_SIZES, "order", "framework"))
+    sizes = _table(data, "parallel", path, (*SIZES, "order", "framework"))
     return Config(
         parallel=_parallel(sizes, f"{path}: [parallel]"),
         tags=tuple(tag_rule(row, where) for row, where in _rows(data, "tags", path)),
@@ -312,7 +271,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[tuple[dict[str,
 
 def _parallel(table: Mapping[str, Any], where: str) -> Parallel:
     """Return the sizes and the order of the grid; `where` names the table in errors."""
-    sizes = {name: whole(table, name, where) for name in _SIZES}
+    sizes = {name: whole(table, name, where) for name in SIZES}
     order = _text(table, "order", where)
     try:
         dimensions_of(order or DEFAULT_ORDER)

@@ -17,9 +17,10 @@ from fastcomm import files
 from fastcomm.checks import option_name, refuse
 from fastcomm.errors import ConfigError, SchemaError, TraceFileError
 from fastcomm.files import is_local, note_inputs, place
-from fastcomm.formats.config import Config, Parallel, whole
+from fastcomm.formats.config import Config, whole
 from fastcomm.formats.detection import FORMATS, Detected, detect, module
 from fastcomm.formats.sources import CHANGED, RankSources, rank_from_name
+from fastcomm.trace.parallel import Parallel
 from fastcomm.trace.run import Content, RunTraces, SkippedRank, Source, absent
 from fastcomm.trace.tags import CHANGED_NOTHING
 from fastcomm.trace.trace import Trace

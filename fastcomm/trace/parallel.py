@@ -6,7 +6,7 @@ use `tp`, `cp`, `dp`, `pp`; experts use `etp`, `ep`, `edp`, `pp` over the same r
 `dp_shard` times `dp_replicate`. A grid from `Grid.of` is consistent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -31,6 +31,8 @@ _DIMENSIONS = ("tp", "cp", "ep", "dp", *_DATA, "pp")
 _EXPERT = {"tp": "etp", "ep": "ep", "dp_shard": "edp_shard", "dp_replicate": "edp_replicate"}
 
 _RINGS = (("PP", "pp"), ("CP", "cp"))
+SIZES = ("tp", "pp", "dp", "ep", "cp", "etp", "dp_replicate")  # that users can state
+_DIVIDING = ("dp", "tp", "pp", "cp")  # sizes whose product is the number of ranks
 
 _Axis = tuple[int, int]  # size, stride
 
@@ -340,3 +342,47 @@ def _are_neighbors(members: Sequence[int], axis: _Axis) -> bool:
         and steps in {1, size - 1}
         and members[0] // stride % size + steps < size
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """The stated sizes of a job's grid of ranks."""
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+    cp: int | None = None
+    etp: int | None = None
+    dp_replicate: int | None = None
+    order: str | None = None  # dimensions such as "tp-dp-pp", or a key of ORDERS
+    framework: str | None = None  # a key of ORDERS
+
+    @property
+    def world(self) -> int:
+        """The number of ranks; a size that is not stated counts as 1."""
+        return prod(getattr(self, name) or 1 for name in _DIVIDING)
+
+    def grid(self, world_size: int | None) -> Grid | None:
+        """Return the grid of a world; None without any size.
+
+        Raises `ConfigError` if the sizes contradict each other or the world size.
+        """
+        sizes = {name: size for name in SIZES if (size := getattr(self, name)) is not None}
+        order = self.order or ORDERS.get(self.framework or "", DEFAULT_ORDER)
+        return Grid.of(world_size, order=order, **sizes) if sizes else None
+
+    def options_text(self) -> str:
+        """Return the sizes as options, such as "--tp 2 --dp 4"; empty without any."""
+        sizes = [(name, getattr(self, name)) for name in SIZES]
+        return " ".join(f"--{name} {size}" for name, size in sizes if size is not None)
+
+    def assumed_world(self, ranks: Iterable[int]) -> int | None:
+        """Return the number of ranks to assume if no trace states it.
+
+        This is the highest rank + 1, or the product of the sizes if that is larger; None if no
+        size is set.
+        """
+        if not self.options_text():
+            return None
+        return max(self.world, max(ranks, default=0) + 1)

@@ -39,6 +39,36 @@ def test_without_edits_the_first_line_names_what_saves_most(step, capsys):
     )
 
 
+def test_each_rank_has_the_step_time_until_its_last_event(tmp_path):
+    path = two_ranks(tmp_path, (30, 50), 30, (45, 20))
+    answer = path.what_if(scale=["compute=0.5"])
+    assert answer.by_rank().to_pylist() == [
+        {"rank": 0, "before_ns": 135 * US, "after_ns": 87_500},
+        {"rank": 1, "before_ns": 110 * US, "after_ns": 75 * US},
+    ]
+    assert answer.to_dict()["by_rank"] == answer.by_rank().to_pylist()
+    same = path.what_if().by_rank()
+    assert same["before_ns"] == same["after_ns"]
+
+
+def test_bottlenecks_are_the_step_without_each_operation_of_the_path(tmp_path):
+    path = two_ranks(tmp_path, (30, 50), 30, (45, 20))
+    answer = path.what_if(bottleneck=True)
+    saved = {one.edit.target: one.saved_ns for one in answer.bottlenecks}
+    # The gemm of rank 0 then arrives last, and the relu of rank 1 ends last.
+    assert saved['rank:1+name:"gemm"'] == 20 * US
+    assert saved['rank:0+name:"relu"'] == 25 * US
+    assert not {'rank:0+name:"gemm"', 'rank:1+name:"relu"'} & saved.keys()
+    assert [*saved.values()] == sorted(saved.values(), reverse=True)
+    for one in answer.bottlenecks:
+        again = path.what_if(scale=[one.edit.text.removeprefix("scale ")])
+        assert (again.after_ns, again.before_ns - again.after_ns) == (
+            one.after_ns,
+            one.saved_ns,
+        )
+    assert path.what_if().bottlenecks is None
+
+
 @given(documents(), st.lists(st.sampled_from([0, 0.5, 0.9]), min_size=2, max_size=2))
 def test_a_replay_is_exact_and_shorter_work_never_makes_it_longer(folder, document, factors):
     path = folder / "rank0.json"

@@ -3,9 +3,9 @@
 import pytest
 
 from fastcomm.errors import ConfigError
-from fastcomm.formats.config import Config, Parallel
+from fastcomm.formats.config import Config
 from fastcomm.formats.runs import FRAMEWORKS, find_card, read_card
-from fastcomm.trace.parallel import ORDERS
+from fastcomm.trace.parallel import ORDERS, Parallel
 
 CARD = """
 version: 1

@@ -9,8 +9,9 @@ from builders.opened import open_run, read_here
 
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.formats import runs
-from fastcomm.formats.config import Config, Parallel
+from fastcomm.formats.config import Config
 from fastcomm.metrics.computation import compute_metrics
+from fastcomm.trace.parallel import Parallel
 
 STEP = [k.mark("ProfilerStep#0", 0, 100), k.all_reduce(10, 5)]
 

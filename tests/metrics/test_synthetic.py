@@ -10,12 +10,13 @@ from builders.synthetic_truth import truth
 from oracles import kineto as oracle_kineto
 from oracles import metrics as oracle_metrics
 
-from fastcomm.formats.config import Config, Parallel
+from fastcomm.formats.config import Config
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.kineto import Variant
 from fastcomm.synthetic.traces import write
+from fastcomm.trace.parallel import Parallel
 
 LINK = 50e9
 TAG_OF = {

@@ -5,7 +5,7 @@ needs process groups that are matched across ranks; each critical path times of 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fastcomm.critical_path.options import PathOptions
 from fastcomm.errors import shell_joined
@@ -75,17 +75,15 @@ class Suggestions:
         return shell_joined(["fastcomm", name, *self.arguments, *options, *more])
 
 
-# Options that change which events are read, or their parallelism. Not the clock of steps:
-# windows of a critical path are always host marks.
-_REPEATED = (
-    *("ranks", "tp", "pp", "dp", "ep", "cp", "order", "config", "guess_tags"),
-    *("iteration_regex", "allow_truncated"),
-)
+# Windows of a critical path are always host marks; and `_line` repeats --keep-going where it
+# has skipped a rank.
+_NOT_REPEATED = {"step_boundary", "keep_going"}
 
 
 def reading_arguments(options: ReadOptions) -> list[str]:
     """Return the options that open a run again, as command line arguments."""
-    return _arguments({name: getattr(options, name) for name in _REPEATED})
+    names = (field.name for field in fields(options) if field.name not in _NOT_REPEATED)
+    return _arguments({name: getattr(options, name) for name in names})
 
 
 def window_arguments(window: PathOptions) -> list[str]:

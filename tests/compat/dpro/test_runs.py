@@ -7,6 +7,7 @@ from builders import kineto_text as k
 from builders.opened import open_run
 from click.testing import CliRunner
 
+import fastcomm
 from fastcomm.cli.main import main
 from fastcomm.compat.dpro import rules, trial, uniform
 from fastcomm.compat.dpro.statistics import statistics
@@ -91,6 +92,25 @@ def test_autograd_threads_belong_to_the_backward_pass(tmp_path):
     ]
     found = trial.converted(opened(tmp_path, events))
     assert found.trace.names == ("BW.aten::mm", "FW.aten::mm")
+
+
+def test_passes_of_kernels_are_those_of_the_names(tmp_path):
+    run = opened(tmp_path, rank_events(60), rank_events(100))
+    measured = statistics(trial.converted(run).trace)
+    prefixes = {
+        "FW.": "forward",
+        "BW.": "backward",
+        "UPDATE_": "update",
+        "Comm.": "communication",
+    }
+    expected = {}
+    for name, total in zip(measured.names, measured.total.tolist(), strict=True):
+        operation = name.partition("->")[2]
+        key = next(value for prefix, value in prefixes.items() if operation.startswith(prefix))
+        expected[key] = expected.get(key, 0) + total
+    rows = fastcomm.open(tmp_path).kernels(by="pass").to_arrow().to_pylist()
+    assert {row["name"]: row["total_ns"] for row in rows} == expected
+    assert len(expected) == 4
 
 
 def test_work_without_a_launch_belongs_to_the_pass_that_its_name_tells(tmp_path):

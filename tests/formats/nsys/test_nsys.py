@@ -13,7 +13,7 @@ from builders.same import same
 from builders.synthetic_truth import truth
 
 from fastcomm.cli.main import main
-from fastcomm.formats.config import Config, Parallel
+from fastcomm.formats.config import Config
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.synthetic.job import Job
@@ -21,6 +21,7 @@ from fastcomm.synthetic.kineto import Variant
 from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.nsys.tables import NsysVariant
 from fastcomm.synthetic.traces import write
+from fastcomm.trace.parallel import Parallel
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES
 from fastcomm.trace.tags import TagRule

@@ -15,7 +15,7 @@ from builders.opened import open_run
 
 import fastcomm
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
-from fastcomm.formats.config import Config, Parallel
+from fastcomm.formats.config import Config
 from fastcomm.formats.store import writer
 from fastcomm.formats.store.layout import read_manifest, to_json
 from fastcomm.ingest.ingest import ingest, plan
@@ -24,6 +24,7 @@ from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.nsys.tables import NsysVariant
 from fastcomm.synthetic.traces import write
+from fastcomm.trace.parallel import Parallel
 
 STEP = [
     k.mark("ProfilerStep#0", 0, 100),

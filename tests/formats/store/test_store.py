@@ -20,7 +20,7 @@ from docs import pages
 from fastcomm.errors import SchemaError, TraceFileError
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.communication import Pattern
-from fastcomm.formats.config import Config, Parallel
+from fastcomm.formats.config import Config
 from fastcomm.formats.kineto import reader
 from fastcomm.formats.store import files, layout
 from fastcomm.formats.store import reader as store_reader
@@ -33,6 +33,7 @@ from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.nsys.tables import NsysVariant
 from fastcomm.synthetic.traces import write
 from fastcomm.trace.iterations import IterationRule
+from fastcomm.trace.parallel import Parallel
 from fastcomm.trace.schema import ARGS, KINDS
 from fastcomm.trace.tags import TagRule, TagRules
 
