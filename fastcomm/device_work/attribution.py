@@ -126,9 +126,29 @@ class Work:
     def _passes(self) -> Labels:
         """Label compute and copies by their pass; communication is a label of its own."""
         call = np.where(self.launch >= 0, self.launch, self.rows)
+        is_host = self.events.kind[call] == KIND["host_work"]
+        call[is_host] = self._operators_of(call[is_host])
         code = passes(self.events, self.rows, call)
         code[self.is_comm[self.rows]] = len(PASSES)
         return code.astype(np.int32), (*PASSES, COMMUNICATION)
+
+    def _operators_of(self, rows: Ints) -> Ints:
+        """Return the rows of the operators around work of the host, or else its own rows.
+
+        Such work is on a lane of its own, beside that of the thread that it is part of.
+        """
+        events, ranges = self.events, self.events.rows("cpu_op")
+        lanes = (self.trace.lanes[name].to_pylist() for name in ("process", "thread"))
+        number: dict[tuple[str, str], int] = {}
+        of_lane = np.array(
+            [number.setdefault(key, len(number)) for key in zip(*lanes, strict=True)], np.int32
+        )
+        spans = [
+            (of_lane[events.lane[own]], events.start[own], events.stop[own])
+            for own in (ranges, rows)
+        ]
+        place = enclosing(spans[0], spans[1])
+        return np.where(place >= 0, ranges[place] if len(ranges) else rows, rows)
 
     def _operators(self) -> Labels:
         return self._named(self._operator_rows, "operator", str)
