@@ -200,11 +200,6 @@ def run_options(command: F) -> F:
     return with_options([*_READING, _PROCESSES, *_CLUSTER])(grouped)
 
 
-def reading_options(command: F) -> F:
-    """Add the options of `run_options` without those of parallel reading, as `reading`."""
-    return with_options(_READING)(builds(reading=ReadOptions)(command))
-
-
 def cluster_options(command: F) -> F:
     """Add the options of a Dask cluster."""
     return with_options(_CLUSTER)(command)

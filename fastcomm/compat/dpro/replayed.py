@@ -103,7 +103,6 @@ class Replayer:
     operations: DeviceGraph
     pid: Ints  # of each node, position in `pids`
     pids: tuple[str, ...]
-    release: Floats | float = 0.0  # earliest start of each node
 
     @classmethod
     def of(
@@ -171,8 +170,9 @@ class Replayer:
         rules = self.options.rules
         free, ends, passes = np.zeros(len(self.devices)), np.zeros(len(self.pids)), []
         for _ in range(self.options.steps):
-            ready = ends[self.pid] + self.release
-            schedule = self.operations.replay(duration, ready, free, by_device=rules.by_device)
+            schedule = self.operations.replay(
+                duration, ends[self.pid], free, by_device=rules.by_device
+            )
             ends = rules.step_ends(self.pid, schedule, len(self.pids))
             passes.append(schedule)
         return Replayed(
@@ -349,25 +349,17 @@ def critical_path(replayed: Replayed) -> ReplayPath:
     path goes through the dependency.
     """
     source, target, cost = execution_graph(replayed)
-    # A node before all others, so that a path counts the time before its first operation.
-    begin = len(replayed.replayer.names)
-    release = np.broadcast_to(np.asarray(replayed.replayer.release, np.float64), begin)
-    released = np.flatnonzero(release > 0)
-    source = np.concatenate((source, np.full(len(released), begin)))
-    target = np.concatenate((target, released))
-    cost = np.concatenate((cost, release[released]))
-    incoming = graphs.index(target.astype(np.int32), begin + 1)
-    order, ends = np.append(begin, replayed.order).astype(np.int32), source.astype(np.int32)
+    incoming = graphs.index(target.astype(np.int32), len(replayed.replayer.names))
+    order, ends = replayed.order.astype(np.int32), source.astype(np.int32)
     distance, through = graphs.longest_path(order, incoming, ends, cost, _SAME_NS)
     path = LongestPath.to(int(np.argmax(distance)), through, ends).nodes
-    path = path[path != begin]
     steps = np.diff(distance[path], append=distance[path[-1]])
     wait = np.maximum(steps - replayed.duration[path], 0.0)
     return ReplayPath(
         nodes=tuple(path.tolist()),
         cost=tuple(steps.tolist()),
         wait=tuple(wait.tolist()),
-        edges=len(source) - len(released),
+        edges=len(source),
     )
 
 

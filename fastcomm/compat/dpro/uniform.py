@@ -39,7 +39,6 @@ OTHER = "other"
 # Sub-operations that transfer data; other ones of communication have the category OTHER.
 TRANSFERS = frozenset({"SEND", "RECV", *(op for op in OPS if op.lower() != OTHER)})
 COMMUNICATION = frozenset(f"Comm.{sub_op}" for sub_op in (*TRANSFERS, *REQUESTS))
-HOST = "HOST"
 # Stages of a group of tensors before and after the network.
 IN, OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
 STAGES = ("QUEUE", IN, OUT)
@@ -142,8 +141,6 @@ def category(standard: str) -> str:  # noqa: PLR0911
         return f"Comm.{name.sub_op}"
     if name.op_cat == "Comm":
         return f"Comm.{name.sub_op if name.sub_op in TRANSFERS else OTHER}"
-    if name.op_cat == HOST:
-        return "host"
     if name.op_cat in {"FW", "BW", "COMM", "COMP"}:
         return f"operator.{name.op_cat}"
     if name.op_cat.startswith("I/O"):
