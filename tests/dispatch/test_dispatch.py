@@ -301,6 +301,23 @@ def test_the_heaviest_gpu_is_near_the_mean_or_the_largest_replica(replicas, gpus
     assert max(gaps) < 0.05
 
 
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_gpu_is_heavier_than_with_eplb(monkeypatch, groups, seed):
+    load = np.random.default_rng(seed).gamma(0.5, 1, 128)
+
+    def heaviest():
+        found = placement.place(load, 192, groups, 4, 32)
+        share = (load / found.replicas)[found.logical]
+        return np.bincount(found.home, weights=share, minlength=32).max()
+
+    own = heaviest()
+    monkeypatch.setattr(
+        placement, "_balanced", lambda load, packs, _: placement.packed(load, packs)
+    )
+    assert own <= heaviest() * (1 + 1e-12)
+
+
 def test_each_layer_is_placed_by_its_own_load():
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=40, num_layers=2, iter_num=2,
                        batch_size=1)  # fmt: skip
