@@ -565,17 +565,17 @@ def _calls_of_json(entries: Sequence[dict[str, Any]]) -> tuple[Calls, tuple[Dump
         distinct = {one: k for k, one in enumerate(dict.fromkeys(contents))}
         return [*distinct], np.array([distinct[one] for one in contents], np.int64)
 
-    def each(function: Callable[[bytes], int], key: str) -> Ints:
+    def column_of(function: Callable[[bytes], int], key: str) -> Ints:
         """Return a function of each list; NULL where there is none."""
         contents = (one.get(key) for one in entries)
         values = (function(orjson.dumps(c)) if isinstance(c, list) else NULL for c in contents)
         return np.fromiter(values, np.int64, len(entries))
 
     def hashes(key: str) -> Ints:
-        return each(_hash, key)
+        return column_of(_hash, key)
 
     def elements(key: str) -> Ints:
-        return each(_elements, key)
+        return column_of(_elements, key)
 
     names, name = content("profiling_name", lambda one: one if isinstance(one, str) else "")
     states, state = content("state", str)

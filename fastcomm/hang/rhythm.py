@@ -151,9 +151,9 @@ def out_of_rhythm(
     others; then all that leave theirs.
     """
     own = [_RankRhythm(job, rank) for rank in _rarest(job, ranks)]
-    left = {of.rank: at[0] for of in own if (at := left_at(of.token)) is not None}
+    place = {of.rank: at[0] for of in own if (at := left_at(of.token)) is not None}
     alone = [
-        of.rank for of in own if of.rank in left and not of.is_usual(left[of.rank], _LONGEST)
+        of.rank for of in own if of.rank in place and not of.is_usual(place[of.rank], _LONGEST)
     ]
     if alone or is_certain:
         return alone
@@ -161,7 +161,7 @@ def out_of_rhythm(
         alone = [of.rank for of in own if of.is_alone(length)]
         if 0 < len(alone) < len(own):
             return alone
-    return [*left]
+    return [*place]
 
 
 def unusual(job: DumpedJob, places: Mapping[int, int]) -> list[int]:

@@ -101,11 +101,15 @@ class Judge:
         return max(0, now - front[0].created)
 
     def moment(self, calls: RankCalls) -> int | None:
-        """Return when a dump was written, in ns of its host; None if its calls are younger."""
+        """Return when a dump was written, in ns of its host; None if its calls are younger.
+
+        Files know the second in which they were written.
+        """
         created = calls.calls.created
         latest = int(created.max()) if len(created) else NULL
-        written = (calls.written + 1) * _SECOND  # a part of a second is cut off
-        return written if written > latest else None
+        if latest >= (calls.written + 1) * _SECOND:
+            return None
+        return max(latest, calls.written * _SECOND)
 
     # The rules
 

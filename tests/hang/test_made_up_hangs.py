@@ -8,7 +8,7 @@ import pytest
 from builders.commands import invoke
 
 from fastcomm.hang.analysis import diagnose_hang
-from fastcomm.synthetic.hangs.dumps import DumpHabits, drawn_habits, write_dumps
+from fastcomm.synthetic.hangs.dumps import DumpForm, drawn_form, write_dumps
 from fastcomm.synthetic.hangs.faults import HANG_FAULTS, HEALTHY, planted
 from fastcomm.synthetic.hangs.play import NEVER, HungPlay
 from fastcomm.synthetic.hangs.program import HungLayout, StepProgram
@@ -19,7 +19,7 @@ LARGE = 256  # ranks, at most
 def verdict(folder, fault, seed, most_ranks):
     """The planted hang, and what fastcomm makes of its dumps."""
     hang = planted(fault, seed, most_ranks)
-    write_dumps(hang, folder / f"{fault}-{seed}", drawn_habits(seed), seed)
+    write_dumps(hang, folder / f"{fault}-{seed}", drawn_form(seed), seed)
     return hang, diagnose_hang(folder / f"{fault}-{seed}")
 
 
@@ -64,7 +64,7 @@ def test_an_unknown_fault_is_refused():
 def test_dumps_of_one_rank_lack_the_ranks_of_a_group_that_others_state(tmp_path):
     hang = planted("not_arrived", 2, 16)
     folder = tmp_path / "dumps"
-    paths = write_dumps(hang, folder, DumpHabits(is_json=True, name="rank_{}.gz"))
+    paths = write_dumps(hang, folder, DumpForm(is_json=True, name="rank_{}.gz"))
     for path in paths[::2]:  # an older release states no groups
         document = json.loads(gzip.decompress(path.read_bytes()))
         del document["pg_config"]
@@ -80,7 +80,7 @@ def test_a_second_set_of_dumps_under_the_same_names_is_read_anew(tmp_path):
         folder = tmp_path / "dumps"
         for path in folder.glob("*"):
             path.unlink()
-        write_dumps(hang, folder, DumpHabits(), seed)
+        write_dumps(hang, folder, DumpForm(), seed)
         document = json.loads(invoke("hang", folder, "--json", code=5).stdout)
         assert document["culprits"] == [*hang.culprits]
         assert any("Half" in line for line in document["evidence"])

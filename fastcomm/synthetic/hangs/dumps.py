@@ -7,7 +7,7 @@ entry a message, always `scheduled`, and one that closes it. Start times need ti
 import gzip
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from fastcomm.synthetic.hangs.faults import PlantedHang
-from fastcomm.synthetic.hangs.play import PlayedCall, PlayedTurn
+from fastcomm.synthetic.hangs.play import PlayedCall
 
 _SECOND = 1_000_000_000
 _TIMEOUT_MS = 600_000
@@ -25,12 +25,16 @@ _NAMES = (
     "nccl_trace_rank_{}.gz",
     "_dump_{}.gz",
 )
+_CLOSING = {
+    "profiling_name": "nccl:coalesced",
+    **dict.fromkeys(("input_sizes", "input_dtypes", "output_sizes", "output_dtypes"), ()),
+}
 _FILES = {"forward": "model/layers.py", "backward": "model/layers.py"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DumpHabits:
-    """How a job's dumps are written; `ring` is the number of entries of a recorder."""
+class DumpForm:
+    """How the dumps of a job are written; `ring` is the number of entries of a recorder."""
 
     ring: int = 2_000
     is_json: bool = False
@@ -38,34 +42,27 @@ class DumpHabits:
     skew_ns: int = 3_000_000  # of the hosts' clocks and of the moments of the dumps
 
 
-def drawn_habits(seed: int) -> DumpHabits:
-    """Return habits that are drawn from a seed."""
-    random = Random(f"habits {seed}")
-    return DumpHabits(
+def drawn_form(seed: int) -> DumpForm:
+    """Return a form that is drawn from a seed."""
+    random = Random(f"form {seed}")
+    return DumpForm(
         ring=random.choice((150, 300, 2_000)),
         is_json=random.choice((True, False, False)),
         name=random.choice(_NAMES),
     )
 
 
-def write_dumps(
-    hang: PlantedHang, folder: Path, habits: DumpHabits, seed: int = 0
-) -> list[Path]:
+def write_dumps(hang: PlantedHang, folder: Path, form: DumpForm, seed: int = 0) -> list[Path]:
     """Write the dumps of all ranks but those that left none, and stacks; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     random = Random(f"dumps {seed}")
     paths = []
-    for rank, turns in hang.turns.items():
-        skew = random.randint(-habits.skew_ns, habits.skew_ns)
-        moment = hang.moment + random.randint(0, habits.skew_ns)
-        if rank in hang.missing:
-            continue
-        dump = _dump(hang, rank, turns, moment, skew, habits)
-        path = folder / habits.name.format(rank)
-        if habits.is_json:
-            path = path.with_name(path.name.replace(".pickle", "").replace(".gz", ".json.gz"))
-        _write(path, dump, (moment + skew) // _SECOND + 1, is_json=habits.is_json)
-        paths.append(path)
+    for rank in hang.turns:
+        skew = random.randint(-form.skew_ns, form.skew_ns)
+        moment = hang.moment + random.randint(0, form.skew_ns)
+        if rank not in hang.missing:
+            recorder = _Recorder(hang, form, rank, moment, skew)
+            paths.append(recorder.write(folder))
     for rank, name in hang.stacks.items():
         path = folder / f"stack_{rank}.txt"
         path.write_text(_stack(name), "utf-8")
@@ -73,46 +70,117 @@ def write_dumps(
     return paths
 
 
-def _write(path: Path, dump: dict[str, Any], second: int, *, is_json: bool) -> None:
-    """Write a dump with the second of its moment in gzip's header."""
-    text = orjson.dumps(dump, option=orjson.OPT_SORT_KEYS) if is_json else pickle.dumps(dump, 2)
-    path.write_bytes(gzip.compress(text, 1, mtime=second))
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    """The recorder of a rank at a moment of the common clock; its host's is ahead by `skew`."""
 
+    hang: PlantedHang
+    form: DumpForm
+    rank: int
+    moment: int
+    skew: int
 
-def _dump(
-    hang: PlantedHang,
-    rank: int,
-    turns: Sequence[PlayedTurn],
-    moment: int,
-    skew: int,
-    habits: DumpHabits,
-) -> dict[str, Any]:
-    """Return the dump of a rank at a moment of the common clock."""
-    groups = {own[rank].name: own[rank] for own in hang.layout.groups.values() if rank in own}
-    numbers = {name: number for number, name in enumerate(groups)}
-    entries = [*_entries(turns, numbers, hang, moment, skew, habits)]
-    for record, entry in enumerate(entries):
-        entry["record_id"] = record
-    document: dict[str, Any] = {
-        "version": "2.10",
-        "pg_config": {
-            name: {
-                "name": name,
-                "desc": group.desc,
-                "ranks": f"[{', '.join(map(str, group.ranks))}]",
-            }
-            for name, group in groups.items()
-        },
-        "comm_lib_version": "2.27.5",
-        "pg_status": {str(number): _status(entries, number) for number in numbers.values()},
-        "entries": entries[-habits.ring :],
-    }
-    if habits.is_json:
-        document["nccl_comm_state"] = {}
-    return document
+    def write(self, folder: Path) -> Path:
+        """Write the dump with the second of its moment in gzip's header."""
+        name, dump = self.form.name.format(self.rank), self.dump()
+        if self.form.is_json:
+            name = name.replace(".pickle", "").replace(".gz", ".json.gz")
+            text = orjson.dumps(dump, option=orjson.OPT_SORT_KEYS)
+        else:
+            text = pickle.dumps(dump, 2)
+        path = folder / name
+        second = (self.moment + self.skew) // _SECOND
+        path.write_bytes(gzip.compress(text, 1, mtime=second))
+        return path
+
+    def dump(self) -> dict[str, Any]:
+        """Return the content of the dump."""
+        groups = self.hang.layout.groups.values()
+        own = {
+            group[self.rank].name: group[self.rank] for group in groups if self.rank in group
+        }
+        numbers = {name: number for number, name in enumerate(own)}
+        entries = [*self._entries(numbers)]
+        for record, entry in enumerate(entries):
+            entry["record_id"] = record
+        document: dict[str, Any] = {
+            "version": "2.10",
+            "pg_config": {
+                name: {"name": name, "desc": group.desc, "ranks": str([*group.ranks])}
+                for name, group in own.items()
+            },
+            "comm_lib_version": "2.27.5",
+            "pg_status": {str(number): _status(entries, number) for number in numbers.values()},
+            "entries": entries[-self.form.ring :],
+        }
+        return {**document, "nccl_comm_state": {}} if self.form.is_json else document
+
+    def _entries(self, numbers: dict[str, int]) -> Iterator[dict[str, Any]]:
+        """Yield the entries of the turns that are called until the moment, the oldest first."""
+        ops = dict.fromkeys(numbers, 0)
+        sequence = dict.fromkeys(numbers, 0)
+        for turn in self.hang.turns[self.rank]:
+            if turn.calls[0].created > self.moment:
+                return
+            for played in turn.calls:
+                name = played.call.group.name
+                ops[name] += 1
+                sequence[name] += not played.call.is_message
+                entry = {
+                    **self._call(played, numbers),
+                    "collective_seq_id": sequence[name],
+                    "p2p_seq_id": turn.batch,
+                    "op_id": ops[name],
+                }
+                yield {**entry, **self._times(played, is_member=turn.turn.is_batch)}
+            if turn.turn.is_batch:
+                last = replace(
+                    played, begun=max(call.begun for call in turn.calls), ended=turn.ended
+                )
+                yield {**entry, **_CLOSING, **self._times(last, is_member=False)}
+
+    def _times(self, played: PlayedCall, *, is_member: bool) -> dict[str, Any]:
+        """Return state and times as a recorder has them; a batch's members have none."""
+        unknown = 0 if self.form.is_json else None
+        begun = played.begun <= self.moment and self.hang.has_timing and not is_member
+        ended = played.ended <= self.moment and not is_member
+        times = {
+            "state": "completed" if ended else "started" if begun else "scheduled",
+            "time_created_ns": played.created + self.skew,
+            "time_discovered_started_ns": played.begun + self.skew if begun else unknown,
+            "time_discovered_completed_ns": played.ended + self.skew if ended else unknown,
+            "retired": ended,
+        }
+        has_length = ended and self.hang.has_timing
+        length = {"duration_ms": (played.ended - played.begun) / 1e6}
+        return {**times, **length} if has_length else times
+
+    def _call(self, played: PlayedCall, numbers: dict[str, int]) -> dict[str, Any]:
+        """Return what a recorder notes of a call, but for counters, state and times."""
+        call = played.call
+        name = call.op
+        if call.is_message:
+            sign = "->" if call.op == "send" else "<-"
+            one, two = (call.group.ranks.index(rank) for rank in (played.rank, call.peer))
+            name = f"{call.op} {one}{sign}{two}"
+        entry: dict[str, Any] = {
+            "pg_id": numbers[call.group.name],
+            "process_group": (call.group.name, call.group.desc),
+            "thread_name": "pt_main_thread",
+            "thread_id": "139000428969984",
+            "profiling_name": f"nccl:{name}",
+            "input_sizes": [list(sizes) for sizes in call.inputs],
+            "input_dtypes": [call.dtype] * len(call.inputs),
+            "output_sizes": [list(sizes) for sizes in call.outputs],
+            "output_dtypes": [call.dtype] * len(call.outputs),
+            "timeout_ms": _TIMEOUT_MS,
+            "is_p2p": call.is_message,
+        }
+        return entry if self.form.is_json else {**entry, "frames": _frames(call.place)}
 
 
 def _status(entries: Sequence[dict[str, Any]], number: int) -> dict[str, int]:
+    """Return the last numbers of a group's collectives, as far as they are."""
     own = [entry for entry in entries if entry["pg_id"] == number and not entry["is_p2p"]]
     states = {
         "enqueued": ("scheduled", "started", "completed"),
@@ -125,98 +193,6 @@ def _status(entries: Sequence[dict[str, Any]], number: int) -> dict[str, int]:
         )
         for name, among in states.items()
     }
-
-
-def _entries(
-    turns: Sequence[PlayedTurn],
-    numbers: dict[str, int],
-    hang: PlantedHang,
-    moment: int,
-    skew: int,
-    habits: DumpHabits,
-) -> Iterator[dict[str, Any]]:
-    """Yield the entries of the turns that are called until a moment, the oldest first."""
-    ops: dict[str, int] = {}
-    sequence = dict.fromkeys(numbers, 0)
-    for turn in turns:
-        if turn.calls[0].created > moment:
-            return
-        for played in turn.calls:
-            name = played.call.group.name
-            ops[name] = ops.get(name, 0) + 1
-            sequence[name] += not played.call.is_message
-            entry = _entry(played, numbers, hang, habits)
-            entry["collective_seq_id"] = sequence[name]
-            entry["p2p_seq_id"] = turn.batch
-            entry["op_id"] = ops[name]
-            is_open = turn.turn.is_batch
-            _add_times(entry, played, hang, moment, skew, habits, is_scheduled=is_open)
-            yield entry
-        if turn.turn.is_batch:
-            closing = {
-                **entry, "profiling_name": "nccl:coalesced",
-                "input_sizes": [], "input_dtypes": [], "output_sizes": [], "output_dtypes": [],
-            }  # fmt: skip
-            begun = max(call.begun for call in turn.calls)
-            whole = PlayedCall(
-                rank=played.rank, call=played.call, number=0,
-                created=played.created, begun=begun, ended=turn.ended,
-            )  # fmt: skip
-            _add_times(closing, whole, hang, moment, skew, habits, is_scheduled=False)
-            yield closing
-
-
-def _add_times(
-    entry: dict[str, Any],
-    played: PlayedCall,
-    hang: PlantedHang,
-    moment: int,
-    skew: int,
-    habits: DumpHabits,
-    *,
-    is_scheduled: bool,
-) -> None:
-    """Add state and times as a recorder has them at a moment."""
-    unknown = 0 if habits.is_json else None
-    begun = played.begun <= moment and hang.has_timing and not is_scheduled
-    ended = played.ended <= moment and not is_scheduled
-    entry["state"] = "completed" if ended else "started" if begun else "scheduled"
-    entry["time_created_ns"] = played.created + skew
-    entry["time_discovered_started_ns"] = played.begun + skew if begun else unknown
-    entry["time_discovered_completed_ns"] = played.ended + skew if ended else unknown
-    entry["retired"] = ended
-    if ended and hang.has_timing:
-        entry["duration_ms"] = (played.ended - played.begun) / 1e6
-
-
-def _entry(
-    played: PlayedCall, numbers: dict[str, int], hang: PlantedHang, habits: DumpHabits
-) -> dict[str, Any]:
-    """Return what a recorder notes of a call, but for numbers, state and times."""
-    call = played.call
-    name = call.op
-    if call.is_message:
-        sign = "->" if call.op == "send" else "<-"
-        one, two = (call.group.ranks.index(rank) for rank in (played.rank, call.peer))
-        name = f"{call.op} {one}{sign}{two}"
-    entry: dict[str, Any] = {
-        "pg_id": numbers[call.group.name],
-        "process_group": [call.group.name, call.group.desc]
-        if habits.is_json
-        else (call.group.name, call.group.desc),
-        "thread_name": "pt_main_thread",
-        "thread_id": "139000428969984",
-        "profiling_name": f"nccl:{name}",
-        "input_sizes": [list(shape) for shape in call.inputs],
-        "input_dtypes": [call.dtype] * len(call.inputs),
-        "output_sizes": [list(shape) for shape in call.outputs],
-        "output_dtypes": [call.dtype] * len(call.outputs),
-        "timeout_ms": _TIMEOUT_MS,
-        "is_p2p": call.is_message,
-    }
-    if not habits.is_json:
-        entry["frames"] = _frames(call.place)
-    return entry
 
 
 def _frames(place: str) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ class _Devices:
         self.clock = dict.fromkeys(ranks, self.play.begin)
         self.step_begin = dict.fromkeys(ranks, self.play.begin)
         self.beside: dict[int, list[PlayedTurn]] = {rank: [] for rank in ranks}
-        self.meetings: dict[tuple[object, ...], list[PlayedCall]] = {}
+        self.calls: dict[tuple[object, ...], list[PlayedCall]] = {}
         self.stalled = {
             self._key(call)
             for rank, at in self.play.stalled.items()
@@ -186,14 +186,14 @@ class _Devices:
     def _meet(self, call: PlayedCall) -> None:
         """Add a call to its collective or message, and end it if it can."""
         key = self._key(call)
-        meeting = self.meetings.setdefault(key, [])
-        meeting.append(call)
+        together = self.calls.setdefault(key, [])
+        together.append(call)
         members = 2 if call.call.is_message else len(call.call.group.ranks)
-        if len(meeting) < members or key in self.stalled or not _agree(meeting):
+        if len(together) < members or key in self.stalled or not _agree(together):
             return
         length = _MESSAGE_NS if call.call.is_message else _COLLECTIVE_NS
-        ended = max(one.begun for one in meeting) + length
-        for one in meeting:
+        ended = max(one.begun for one in together) + length
+        for one in together:
             one.ended = ended
             if one.rank != call.rank:
                 self.queue.append(one.rank)

@@ -21,7 +21,7 @@ _DESCS = {
     },
     "mesh": {kind: f"mesh_{kind}" for kind in ("tp", "dp", "pp", "ep")},
 }
-Shape = tuple[int, ...]
+CallShape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class HungCall:
 
     group: HungGroup
     op: str
-    inputs: tuple[Shape, ...]
-    outputs: tuple[Shape, ...]
+    inputs: tuple[CallShape, ...]
+    outputs: tuple[CallShape, ...]
     dtype: str = "BFloat16"
     peer: int = -1  # of a message
     place: str = "train_step"  # function that makes the call
@@ -72,7 +72,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class HungLayout:
-    """Sizes of the dimensions of parallelism, and how groups are named."""
+    """CallShape of the dimensions of parallelism, and how groups are named."""
 
     tp: int
     dp: int
@@ -183,7 +183,7 @@ class StepProgram:
         rank: int,
         kind: str,
         op: str,
-        shapes: tuple[tuple[Shape, ...], tuple[Shape, ...]],  # of input and output
+        shapes: tuple[tuple[CallShape, ...], tuple[CallShape, ...]],  # of input and output
         place: str,
         *,
         dtype: str = "BFloat16",
