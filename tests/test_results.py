@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from builders import made_trials
 from builders.commands import invoke
+from builders.exchanges import EXCHANGES
 from builders.opened import open_run
 from builders.places import RECORDED, SCHEMAS
 from jsonschema import Draft202012Validator
@@ -66,11 +67,6 @@ def inputs(tmp_path_factory):
     return {**made, "hangs": RECORDED / "hangs"}
 
 
-EXCHANGES = """\
-mode,nodes,ranks,hidden,topk,experts,tokens,sms,dispatch_us,combine_us
-normal,1,8,7168,8,256,4096,24,498,961
-low_latency,2,16,7168,8,256,128,0,101,
-"""
 CALLS = [
     ("metrics", "metrics {run}", 0),
     ("info", "info {run} --all", 0),

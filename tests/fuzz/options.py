@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 
 import click
+from builders.exchanges import EXCHANGES
 from builders.made_trials import mxnet
 from builders.places import RECORDED
 from click.testing import CliRunner
@@ -79,6 +80,7 @@ _BASES = {
     "dispatch simulate": "{workload}",
     "dispatch place": "{workload}",
     "dispatch sweep": "--over topk=2 --num-nodes 1 --seq-len 64 --iter-num 1",
+    "dispatch evaluate": "{exchanges} --cluster dgx-h100",
     "dpro stats": "{trial}",
     "dpro replay": "{trial}",
     "dpro convert": "{trial} all.json",
@@ -107,6 +109,9 @@ def make(folder: Path) -> dict[str, str]:
     workload.write(recipe, folder / "workload")
     mxnet(folder / "trial")
     named = {name: str(folder / name) for name in ("run", "workload", "trial")}
+    exchanges = folder / "exchanges.csv"
+    exchanges.write_text(EXCHANGES, "utf-8")
+    named["exchanges"] = str(exchanges)
     named["hangs"] = str(RECORDED / "hangs" / "finished_moe_0")
     return {**named, "table": str(table), "directory": "made", "shell": "bash"}
 
