@@ -23,6 +23,7 @@ from fastcomm_kernels.arrays import Ids
 Loads = NDArray[np.float64]
 Table = NDArray[np.int64]
 RULES: tuple[str, ...] = get_args(ReplicaRule)
+_SWAPS = 20  # at most, an expert
 # Mixed into the seed, so that placement draws other numbers than the workload.
 _OWN_STREAM = 0x504C4143
 
@@ -102,7 +103,7 @@ def _positions(pack: Table, order: Table) -> Table:
 def _balanced(load: Loads, packs: int, floor: float) -> tuple[Table, Table]:
     """Pack items as `packed`, then swap some, until the heaviest pack has at most `floor`."""
     pack, place = packed(load, packs)
-    swapped = dispatch.swapped(load, pack, packs, floor)
+    swapped = dispatch.swapped(load, pack, packs, floor, _SWAPS * len(load))
     if (swapped == pack).all():
         return pack, place
     return swapped, _positions(swapped, np.argsort(-load, kind="stable"))

@@ -415,7 +415,9 @@ def job_of(ranks: Iterable[RankCalls], world: int = 0) -> DumpedJob:
     sizes: dict[DumpedGroup, int] = {}
     for rank, calls in by_rank.items():
         for key in calls.keys:
-            members.setdefault(key, set(key.ranks)).add(rank)
+            if key not in members:
+                members[key] = set(key.ranks)
+            members[key].add(rank)
             sizes[key] = max(sizes.get(key, 0), calls.sizes.get(key, 0))
     stated = (calls.world for calls in by_rank.values())
     whole = max(world, 1 + max(by_rank, default=-1), *stated)

@@ -425,7 +425,9 @@ def packed(load: NDArray[np.float64], order: Matrix, packs: int) -> Matrix:
 
 
 @kernel
-def swapped(load: NDArray[np.float64], pack: Matrix, packs: int, target: float) -> Matrix:
+def swapped(
+    load: NDArray[np.float64], pack: Matrix, packs: int, target: float, most_swaps: int
+) -> Matrix:
     """Return packs after swaps of two items that make the heaviest pack lighter.
 
     Each swap makes the heavier of its two packs as light as any swap with the heaviest can.
@@ -440,13 +442,15 @@ def swapped(load: NDArray[np.float64], pack: Matrix, packs: int, target: float) 
         Number of packs.
     target
         Load of the heaviest pack that suffices.
+    most_swaps
+        Bound of the number of swaps.
 
     """
     pack = pack.copy()
     weight = np.zeros(packs)
     for item in range(len(load)):
         weight[pack[item]] += load[item]
-    for _ in range(20 * len(load)):
+    for _ in range(most_swaps):
         heaviest = np.argmax(weight)
         most = weight[heaviest]
         if most <= target:

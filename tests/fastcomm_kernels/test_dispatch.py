@@ -25,7 +25,7 @@ def test_swaps_fill_packs_as_before_and_no_single_swap_is_left(packs, room, data
     load = np.array(data.draw(numbers), float)
     order = np.argsort(-load, kind="stable")
     before = dispatch.packed(load, order, packs)
-    after = dispatch.swapped(load, before, packs, 0.0)
+    after = dispatch.swapped(load, before, packs, 0.0, 20 * len(load))
     assert np.bincount(after, minlength=packs).tolist() == [room] * packs
     most = heaviest(load, after, packs)
     assert most <= heaviest(load, before, packs)
@@ -36,6 +36,13 @@ def test_swaps_fill_packs_as_before_and_no_single_swap_is_left(packs, room, data
                 other = after.copy()
                 other[i], other[k] = after[k], after[i]
                 assert heaviest(load, other, packs) >= most * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("swaps", "most"), [(0, 9), (1, 6), (9, 6)])
+def test_swaps_end_at_their_bound(swaps, most):
+    load, pack = np.array([5.0, 4, 1, 2]), np.array([0, 0, 1, 1])
+    after = dispatch.swapped(load, pack, 2, 6.0, swaps)
+    assert heaviest(load, after, 2) == most
 
 
 @st.composite
