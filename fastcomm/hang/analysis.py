@@ -164,6 +164,7 @@ def _result(judge: Judge, verdict: Verdict, files: _Files) -> Hang:
         culprits=verdict.culprits,
         group=None if stop is None else _group(stop, job),
         collective=None if stop is None else _call(stop, judge),
+        place=_place(judge, verdict),
         waiting=verdict.waiting,
         missing=job.missing,
         dumps=len(job.ranks),
@@ -175,6 +176,14 @@ def _result(judge: Judge, verdict: Verdict, files: _Files) -> Hang:
         failed=tuple(files.failed),
         warnings=tuple(files.problems),
     )
+
+
+def _place(judge: Judge, verdict: Verdict) -> str | None:
+    """Return where the one culprit is in the code, if its stack tells."""
+    if len(verdict.culprits) != 1:
+        return None
+    stack = judge.evidence.stacks.get(verdict.culprits[0])
+    return None if stack is None else stack.place
 
 
 def _group(stop: Stop, job: DumpedJob) -> WaitedGroup:
@@ -192,12 +201,13 @@ def _titled(key: DumpedGroup, job: DumpedJob) -> WaitedGroup:
 
 def _call(stop: Stop, judge: Judge) -> WaitedCall:
     """Return what most of those that stand in a stop call."""
-    ops = [
+    standing = [
         call.op
         for rank in judge.waits.stops.get(stop, ())
         for call in judge.waits.fronts[rank]
         if judge.waits.stop_of(call) == stop
     ]
+    ops = standing or [call.op for call in judge.calls_of(stop).values()]
     op = max(ops, key=ops.count, default="")
     return WaitedCall(op=op, sequence=stop.number)
 

@@ -59,6 +59,7 @@ class Hang(TableResult):
     culprits: tuple[int, ...]
     group: WaitedGroup | None
     collective: WaitedCall | None
+    place: str | None  # of the one culprit in the code
     waiting: tuple[int, ...]
     missing: tuple[int, ...]  # ranks without a dump
     dumps: int
@@ -108,6 +109,7 @@ class Hang(TableResult):
             "collective": None
             if self.collective is None
             else {"op": self.collective.op, "sequence": self.collective.sequence},
+            "place": None if self.place is None else inert(self.place),
             "waiting": [*self.waiting],
             "missing": [*self.missing],
             "dumps": self.dumps,
@@ -207,13 +209,14 @@ def _sentence(hang: Hang) -> str:
     """Return what the culprits did, in one sentence."""
     whom, many = named_ranks(hang.culprits), len(hang.culprits) > 1
     call = hang.collective.title if hang.collective else "what others wait in"
-    return _SENTENCES[hang.kind].format(
+    sentence = _SENTENCES[hang.kind].format(
         who=whom.capitalize(),
         whom=whom,
         where=f"{call} of the {hang.group.title}" if hang.group else call,
         are="are" if many else "is",
         s="" if many else "s",
     )
+    return sentence if hang.place is None else f"{sentence[:-1]}; it is in {hang.place}."
 
 
 def _waiting(hang: Hang) -> str:

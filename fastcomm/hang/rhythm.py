@@ -12,6 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
+from fastcomm.formats.flight_recorder import DumpedGroup
 from fastcomm.hang.calls import DumpedJob, RankCalls, is_all_to_all
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.repetitions import longest_repetition
@@ -95,6 +96,18 @@ def differs_at_last(calls: RankCalls) -> str | None:
         return "order"
     is_type = last.arguments[2:] != usual.arguments[2:]
     return "mismatch_dtype" if is_type else "mismatch_size"
+
+
+def next_group(calls: RankCalls) -> DumpedGroup | None:
+    """Return the group of the collective that a rank would call next; None if unknown.
+
+    That is what it called a period before, if it has not left its rhythm.
+    """
+    whole = calls.whole()
+    period, _, end = longest_repetition(tokens(whole), _SHORTEST)
+    if not period or end != len(whole.row) or whole.is_message[end - period]:
+        return None
+    return calls.keys[int(whole.calls.group[end - period])]
 
 
 @dataclass

@@ -76,6 +76,8 @@ class Judge:
         """Return whether nobody is dead and nothing has been open for long."""
         if self.evidence.dead or self.evidence.aborted:
             return False
+        if any(line.timeout for line in self.evidence.watchdog):
+            return False
         if self._stands_in_group_or_message():
             return False
         fronts = [(rank, call) for rank, own in self.waits.fronts.items() for call in own]
@@ -149,9 +151,7 @@ class Judge:
         odd = [rank for rank, kind in kinds.items() if kind is not None]
         if not odd:
             return None
-        stop = next(
-            (stop for stop, own in self.waits.holders.items() if {*own} & {*aborted}), None
-        )
+        stop = self._first_held(aborted) or self._last_common()
         return self._answer(kinds[odd[0]] or "", odd, stop)
 
     def _dead(self) -> Verdict | None:
@@ -159,9 +159,7 @@ class Judge:
         dead = [rank for rank in self.job.missing if rank in self.evidence.dead]
         if not dead:
             return None
-        stop = next(
-            (stop for stop, own in self.waits.holders.items() if set(own) & {*dead}), None
-        )
+        stop = self._first_held(dead) or self._last_common()
         return self._answer("missing_rank", dead, stop)
 
     def _stands_in_group_or_message(self) -> dict[int, str]:
@@ -205,7 +203,7 @@ class Judge:
         for ranks, stops in self.waits.roots:
             if stops or len(ranks) != 1 or ranks[0] not in self.job.ranks:
                 continue
-            stop = self._held_by(ranks[0])
+            stop = self._widest_held(ranks[0])
             if stop is None:
                 continue
             absent = [
@@ -217,7 +215,7 @@ class Judge:
             if len(absent) > len(waiting) and len(waiting) == 1:
                 return self._answer("order", waiting, stop, turned=True)
             if self._failed_out_of_rhythm(ranks[0]):
-                return self._answer("order", ranks, stop)
+                return self._answer("order", ranks, self._first_held(ranks))
             everywhere = sorted(
                 {
                     rank
@@ -226,7 +224,7 @@ class Judge:
                     if rank in self.job.ranks and rank not in self.waits.fronts
                 }
             )
-            return self._answer("not_arrived", everywhere, stop)
+            return self._answer("not_arrived", everywhere, self._first_held(everywhere))
         return None
 
     def _failed_out_of_rhythm(self, rank: int) -> bool:
@@ -293,7 +291,7 @@ class Judge:
                 return self._answer("p2p_order", ranks, stops[0])
             if odd:
                 kind = "p2p_unmatched" if self._leads_by_messages(odd) else "order"
-                return self._answer(kind, odd, self._held_by(odd[0]))
+                return self._answer(kind, odd, self._first_held(odd))
             counts = Counter(rank for stop in stops for rank in self.waits.holders[stop])
             most = max(counts[rank] for rank in ranks)
             likely = [rank for rank in ranks if counts[rank] == most]
@@ -311,7 +309,6 @@ class Judge:
         for ranks, stops in self.waits.roots:
             missing = [rank for rank in ranks if rank not in self.job.ranks]
             if missing and not stops:
-                stop = self._held_by(missing[0])
                 every = sorted(
                     {
                         rank
@@ -320,6 +317,7 @@ class Judge:
                         if rank not in self.job.ranks
                     }
                 )
+                stop = self._first_held(every)
                 return self._answer("missing_rank", every, stop, confidence="low")
         return None
 
@@ -336,10 +334,44 @@ class Judge:
             )
         ]
 
-    def _held_by(self, rank: int) -> Stop | None:
+    def _widest_held(self, rank: int) -> Stop | None:
         """Return a stop that waits for a rank: that with the most ranks in it."""
         stops = [stop for stop, own in self.waits.holders.items() if rank in own]
         return max(stops, key=lambda stop: len(self.waits.stops[stop]), default=None)
+
+    def _first_held(self, ranks: Sequence[int]) -> Stop | None:
+        """Return the stop in which some ranks are waited for first: the cause of the others.
+
+        It is what the first of them would call next, as far as its rhythm tells.
+        """
+        held_up = {*ranks}
+        stops = [stop for stop, own in self.waits.holders.items() if held_up.intersection(own)]
+        calls = self.job.ranks.get(ranks[0])
+        group = rhythm.next_group(calls) if calls else None
+        own = [stop for stop in stops if stop.group is group and stop.number is not None]
+        return min(own or stops, key=self._since, default=None)
+
+    def _since(self, stop: Stop) -> tuple[int, int]:
+        """Return when the first rank came to a stop, and how many did not, to order stops."""
+        waits = self.waits
+        created = (
+            call.created
+            for rank in waits.stops[stop]
+            for call in waits.fronts[rank]
+            if call.created != NULL and waits.stop_of(call) == stop
+        )
+        return min(created, default=1 << 62), -len(waits.stops[stop])
+
+    def _last_common(self) -> Stop | None:
+        """Return the collective that most ranks called last, where they retire what failed."""
+        last = Counter(
+            Stop(group=call.group, number=call.number)
+            for calls in self.job.ranks.values()
+            if len(calls.row) and retires(calls)
+            for call in [calls.call(len(calls.row) - 1)]
+            if not call.is_message
+        )
+        return last.most_common(1)[0][0] if last else None
 
     def _out_of_rhythm(self, ranks: Iterable[int]) -> list[int]:
         """Return the ranks that leave their own rhythm last."""

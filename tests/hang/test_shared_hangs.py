@@ -50,6 +50,7 @@ def test_the_exit_code_says_whether_there_is_a_hang(case):
     stuck, _ = case("stuck_tpdp_queue_0")
     document = json.loads(invoke("hang", stuck, "--json", code=5).stdout)
     assert document["culprits"] == [3]
-    assert document["group"]["parallelism"] == "TP"
+    assert document["group"]["parallelism"] == "DP"
+    assert 3 in document["group"]["ranks"]
     running, _ = case("running_fsdp_0")
     assert "No hang" in invoke("hang", running).stdout
