@@ -24,6 +24,7 @@ from fastcomm.formats.stream import CutShortError, blocks
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm_kernels import pickles
 from fastcomm_kernels.arrays import NONE, NULL, Ints
+from fastcomm_kernels.grouping import kinds
 
 MODEL = "2."  # what versions that are known begin with; 1.4 and none came before
 _FIELDS = (
@@ -369,12 +370,12 @@ def _rows_of_pickle(path: Path, tree: _Tree, chain: int) -> Ints:
 def _calls_of_pickle(tree: _Tree, rows: Ints) -> tuple[Calls, tuple[DumpedGroup, ...]]:
     def content(name: str, read: Callable[[int], Any], absent: Any) -> tuple[list[Any], Ints]:
         """Return the distinct contents of a column of nodes, and the place of each row's."""
-        _, first, place = np.unique(hashed(name), return_index=True, return_inverse=True)
+        place, first = kinds(hashed(name)[None, :])
         nodes = rows[first, _PLACE[name]].tolist()
         contents = [absent if at == NULL else read(at) for at in nodes]
         distinct = {one: k for k, one in enumerate(dict.fromkeys(contents))}
         numbers = np.array([distinct[one] for one in contents], np.int64)
-        return [*distinct], numbers[place.reshape(-1)] if len(place) else place
+        return [*distinct], numbers[place] if len(place) else place
 
     def hashed(name: str) -> Ints:
         out = np.empty(len(rows), np.int64)
@@ -492,27 +493,25 @@ def _config(value: Any) -> tuple[DumpedGroup, ...]:
         return ()
     groups = []
     for name, group in value.items():
-        if isinstance(group, dict):
-            own, desc = str(group.get("name", name)), str(group.get("desc", ""))
-            groups.append(group_of(own, desc, _ranks(group.get("ranks"))))
+        of = group if isinstance(group, dict) else {"ranks": group}
+        title, desc, ranks = str(of.get("name", name)), str(of.get("desc", "")), of.get("ranks")
+        if isinstance(ranks, str):
+            groups.append(_group_of_text(title, desc, ranks))
         else:
-            groups.append(group_of(str(name), "", _ranks(group)))
+            groups.append(group_of(title, desc, _ranks(ranks)))
     return tuple(groups)
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    if isinstance(value, str):
-        return _ranks_of_text(value)
-    if isinstance(value, list):
-        return tuple(one for one in value if isinstance(one, int) and 0 <= one < MOST_RANKS)
-    return ()
+    if not isinstance(value, list):
+        return ()
+    return tuple(one for one in value if isinstance(one, int) and one >= 0)
 
 
 @lru_cache(maxsize=256)
-def _ranks_of_text(text: str) -> tuple[int, ...]:
-    """Return the ranks of a text such as "[0, 1]", which the dumps of all ranks repeat."""
-    numbers = map(int, re.findall(r"\d{1,9}", text))
-    return tuple(number for number in numbers if number < MOST_RANKS)
+def _group_of_text(name: str, desc: str, ranks: str) -> DumpedGroup:
+    """Return a group with ranks as "[0, 1]", which the dumps of all of them repeat."""
+    return group_of(name, desc, tuple(map(int, re.findall(r"\d{1,9}", ranks))))
 
 
 def _status(value: Any) -> dict[int, dict[str, int]]:

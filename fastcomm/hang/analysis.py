@@ -1,6 +1,7 @@
 """Why a job hangs: read all dumps and what lies beside them, and judge."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -208,7 +209,7 @@ def _call(stop: Stop, judge: Judge) -> WaitedCall:
         if judge.waits.stop_of(call) == stop
     ]
     ops = standing or [call.op for call in judge.calls_of(stop).values()]
-    op = max(ops, key=ops.count, default="")
+    op = Counter(ops).most_common(1)[0][0] if ops else ""
     return WaitedCall(op=op, sequence=stop.number)
 
 

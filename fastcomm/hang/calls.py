@@ -7,7 +7,7 @@ Calls of a batch are as far as the entry that closes it. Times are ns of the ran
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -234,10 +234,9 @@ def of_dump(dump: Dump) -> RankCalls:
         written=dump.written,
         keys=keys,
         world=max(
-            1 + max((max(group.ranks, default=-1) for group in dump.config), default=-1),
+            *(0, 0),
+            *map(_world_of, dump.config),
             *(size for key, size in sizes.items() if key.desc == _WORLD),
-            0,
-            0,
         ),
         library=library,
         calls=calls,
@@ -254,6 +253,12 @@ def of_dump(dump: Dump) -> RankCalls:
         if messages
         else (),
     )
+
+
+@lru_cache(maxsize=1024)
+def _world_of(group: DumpedGroup) -> int:
+    """Return how many ranks a job has at least, by a group: thousands of dumps state one."""
+    return 1 + max(group.ranks, default=-1)
 
 
 def _sizes(calls: Calls, keys: Sequence[DumpedGroup]) -> dict[DumpedGroup, int]:

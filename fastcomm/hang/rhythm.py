@@ -14,7 +14,7 @@ import numpy as np
 
 from fastcomm.formats.flight_recorder import DumpedGroup
 from fastcomm.hang.calls import DumpedJob, RankCalls, is_all_to_all
-from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.arrays import Flags, Ints
 from fastcomm_kernels.repetitions import longest_repetition
 
 _SHORTEST = 3  # calls that repeat: fewer are no rhythm
@@ -41,8 +41,7 @@ def tokens(calls: RankCalls) -> Ints:
         groups.append(_hash(*name, alike[name]))
         alike[name] += 1
     names = [_hash(calls.ops[k], calls.direction(k)) for k in range(len(own.names))]
-    # Tokens of experts differ in each step.
-    varies = np.array([is_all_to_all(op) for op in calls.ops], bool)[own.name]
+    varies = _vary(calls)
     token = (own.elements[1] > 0).astype(np.uint64)  # the root of a gather has outputs
     for column in (
         np.array(groups, np.uint64)[own.group],
@@ -52,6 +51,15 @@ def tokens(calls: RankCalls) -> Ints:
     ):
         token = token * _FACTOR + column
     return token.view(np.int64)
+
+
+def _vary(calls: RankCalls) -> Flags:
+    """Return which calls are all-to-alls whose sizes do not repeat: those of routed tokens."""
+    vary = np.array([is_all_to_all(op) for op in calls.ops], bool)[calls.calls.name]
+    number = int(vary.sum())
+    if number and 2 * len(np.unique(calls.calls.shapes[0][vary])) <= number:
+        vary[:] = False
+    return vary
 
 
 def _hash(*values: object) -> int:
@@ -81,21 +89,31 @@ def left_at(token: Ints) -> tuple[int, int] | None:
     return (end, end - period) if end < len(token) else None
 
 
-def differs_at_last(calls: RankCalls) -> str | None:
-    """Return how the last call of a rank leaves its rhythm, as a kind; None if it does not.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """The call with which a rank leaves its rhythm."""
+
+    kind: str  # of hang
+    group: DumpedGroup
+    is_last: bool
+
+
+def departure(calls: RankCalls) -> Departure | None:
+    """Return how a rank leaves its rhythm at last; None if it does not, or long ago.
 
     A call that the rank makes elsewhere in a step is out of order.
     """
     whole = calls.whole()
     token = tokens(whole)
     places = left_at(token)
-    if places is None or places[0] != len(token) - 1:
+    if places is None or len(token) - places[0] > places[0] - places[1]:
         return None
-    last, usual = map(whole.call, places)
-    if token[-1] in token[:-1] or (last.group, last.op) != (usual.group, usual.op):
-        return "order"
-    is_type = last.arguments[2:] != usual.arguments[2:]
-    return "mismatch_dtype" if is_type else "mismatch_size"
+    at, before = places
+    last, usual = whole.call(at), whole.call(before)
+    kind = "mismatch_dtype" if last.arguments[2:] != usual.arguments[2:] else "mismatch_size"
+    if token[at] in token[:at] or (last.group, last.op) != (usual.group, usual.op):
+        kind = "order"
+    return Departure(kind=kind, group=last.group, is_last=at == len(token) - 1)
 
 
 def next_group(calls: RankCalls) -> DumpedGroup | None:

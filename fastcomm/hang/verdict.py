@@ -147,12 +147,22 @@ class Judge:
         aborted = [rank for rank in self.job.missing if self.evidence.is_aborted(rank)]
         if not aborted:
             return None
-        kinds = {rank: rhythm.differs_at_last(own) for rank, own in self.job.ranks.items()}
-        odd = [rank for rank, kind in kinds.items() if kind is not None]
+        departures = {
+            rank: one
+            for rank, calls in self.job.ranks.items()
+            if (one := rhythm.departure(calls)) is not None
+        }
+        # The culprit left it in a call with the rank that was aborted, or in its last one.
+        beside = [
+            rank
+            for rank, one in departures.items()
+            if set(self.job.members.get(one.group, ())).intersection(aborted)
+        ]
+        odd = beside or [rank for rank, one in departures.items() if one.is_last]
         if not odd:
             return None
         stop = self._first_held(aborted) or self._last_common()
-        return self._answer(kinds[odd[0]] or "", odd, stop)
+        return self._answer(departures[odd[0]].kind, odd, stop)
 
     def _dead(self) -> Verdict | None:
         """Ranks without a dump of which something says that they died."""
@@ -231,7 +241,10 @@ class Judge:
         """Return whether a rank stood in an unusual call until it failed beside a dead rank."""
         calls = self.job.ranks[rank]
         is_beside_dead = self.evidence.dead or self.job.missing
-        return bool(is_beside_dead and retires(calls) and rhythm.differs_at_last(calls))
+        if not is_beside_dead or not retires(calls):
+            return False
+        departure = rhythm.departure(calls)
+        return departure is not None and departure.is_last
 
     def _two_roots(self) -> Verdict | None:
         """More than one member has the root's side of a gather or scatter."""
