@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from builders.places import RECORDED, TESTS
+from builders.processes import is_alive, pids_in
 
 FOLDER = TESTS / "jobs" / "hangs"
 WAIT_S = 60
@@ -166,25 +167,11 @@ def test_a_terminated_recording_ends_the_ranks_of_its_jobs(tmp_path):
         env={**os.environ, "PYTHONPATH": str(FOLDER)},
     ) as recording:
         until = time.monotonic() + WAIT_S
-        while len(pids := _pids(folder)) < 8 and time.monotonic() < until:
+        while len(pids := pids_in(folder)) < 8 and time.monotonic() < until:
             time.sleep(0.05)
         recording.send_signal(signal.SIGTERM)
         assert recording.wait(WAIT_S) == 128 + signal.SIGTERM
     assert len(pids) >= 8
-    while any(map(_runs, _pids(folder))) and time.monotonic() < until:
+    while any(map(is_alive, pids_in(folder))) and time.monotonic() < until:
         time.sleep(0.05)  # a killed process takes a while to end
-    assert not [pid for pid in _pids(folder) if _runs(pid)]
-
-
-def _pids(folder: Path) -> list[int]:
-    """Return the process ids that were written completely."""
-    return [int(text) for path in folder.iterdir() if (text := path.read_text())]
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a process runs; one that ended may wait to be reaped."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    assert not [pid for pid in pids_in(folder) if is_alive(pid)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders.places import TESTS
+from builders.processes import is_alive, pids_in
 
 JOBS = TESTS / "jobs"
 WAIT_S = 60
@@ -40,26 +41,12 @@ def test_a_terminated_recording_ends_its_processes_and_removes_its_files(tmp_pat
     words = [sys.executable, "-c", MAIN, str(tmp_path / "out"), "ddp-sleep", str(worker)]
     with subprocess.Popen(words, env=environment) as recording:
         until = time.monotonic() + WAIT_S
-        while len(pids := _pids(folder)) < 8 and time.monotonic() < until:
+        while len(pids := pids_in(folder)) < 8 and time.monotonic() < until:
             time.sleep(0.05)
         recording.send_signal(signal.SIGTERM)
         assert recording.wait(WAIT_S) == 128 + signal.SIGTERM
     assert len(pids) == 8
-    while any(map(_runs, pids)) and time.monotonic() < until:
+    while any(map(is_alive, pids)) and time.monotonic() < until:
         time.sleep(0.05)  # a killed process takes a while to end
-    assert not [pid for pid in pids if _runs(pid)]
+    assert not [pid for pid in pids if is_alive(pid)]
     assert not list(scratch.iterdir())
-
-
-def _pids(folder: Path) -> list[int]:
-    """Return the process ids that were written completely."""
-    return [int(text) for path in folder.iterdir() if (text := path.read_text())]
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a process runs; one that ended may wait to be reaped."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"

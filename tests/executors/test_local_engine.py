@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from builders import dask_cluster as c
 from builders import kineto_text as k
+from builders.processes import is_alive
 
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import WIDTH, Local
@@ -69,14 +70,6 @@ def below(process):
         more = {child for child, parent in parents.items() if parent in more} - found
         found |= more
     return found
-
-
-def is_alive(process):
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 def all_end(processes, seconds=20):
