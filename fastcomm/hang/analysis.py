@@ -202,14 +202,9 @@ def _titled(key: DumpedGroup, job: DumpedJob) -> WaitedGroup:
 
 def _call(stop: Stop, judge: Judge) -> WaitedCall:
     """Return what most of those that stand in a stop call."""
-    standing = [
-        call.op
-        for rank in judge.waits.stops.get(stop, ())
-        for call in judge.waits.fronts[rank]
-        if judge.waits.stop_of(call) == stop
-    ]
-    ops = standing or [call.op for call in judge.calls_of(stop).values()]
-    op = Counter(ops).most_common(1)[0][0] if ops else ""
+    calls = judge.waits.stops.get(stop) or judge.calls_of(stop)
+    ops = Counter(call.op for call in calls.values())
+    op = ops.most_common(1)[0][0] if ops else ""
     return WaitedCall(op=op, sequence=stop.number)
 
 

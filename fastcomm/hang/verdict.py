@@ -15,7 +15,6 @@ from fastcomm_kernels.arrays import NULL
 _YOUNG_NS = 2_500_000_000
 _TIMES_INTERVAL = 4
 _SECOND = 1_000_000_000
-_ROOTED_OUT, _ROOTED_IN = "gather", "scatter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +116,14 @@ class Judge:
 
     def _mismatch(self) -> Verdict | None:
         """Members of a front called it with different arguments."""
-        for stop in self._old_stops():
-            if stop.number is None:
-                continue
-            calls = self.calls_of(stop)
+        for stop, calls in self._old_collectives():
             kind, odd = _odd(list(calls.values()))
             if kind is None:
                 continue
             if odd:
                 return self._answer(kind, odd, stop)
             places = {rank: call.place for rank, call in calls.items()}
-            odd = rhythm.unusual(self.job, places) or self._out_of_rhythm(calls)
+            odd = rhythm.unusual(self.job, places) or rhythm.out_of_rhythm(self.job, calls)
             return self._answer(kind, odd or calls, stop, confidence="high" if odd else "low")
         return None
 
@@ -223,17 +219,10 @@ class Judge:
             ]
             waiting = self.waits.stops[stop]
             if len(absent) > len(waiting) and len(waiting) == 1:
-                return self._answer("order", waiting, stop, turned=True)
+                return self._answer("order", waiting, stop)
             if self._failed_out_of_rhythm(ranks[0]):
                 return self._answer("order", ranks, self._first_held(ranks))
-            everywhere = sorted(
-                {
-                    rank
-                    for other, own in self.waits.holders.items()
-                    for rank in own
-                    if rank in self.job.ranks and rank not in self.waits.fronts
-                }
-            )
+            everywhere = self._held_up(has_dump=True)
             return self._answer("not_arrived", everywhere, self._first_held(everywhere))
         return None
 
@@ -248,10 +237,7 @@ class Judge:
 
     def _two_roots(self) -> Verdict | None:
         """More than one member has the root's side of a gather or scatter."""
-        for stop in self._old_stops():
-            if stop.number is None:
-                continue
-            calls = self.calls_of(stop)
+        for stop, calls in self._old_collectives():
             rooted = {
                 rank: call.place
                 for rank, call in calls.items()
@@ -259,7 +245,7 @@ class Judge:
                 or (call.op == "scatter" and call.elements[0] > 0)
             }
             if len(rooted) > 1:
-                odd = rhythm.unusual(self.job, rooted) or self._out_of_rhythm(rooted)
+                odd = rhythm.unusual(self.job, rooted) or rhythm.out_of_rhythm(self.job, rooted)
                 return self._answer("mismatch_root", odd or rooted, stop)
         return None
 
@@ -297,7 +283,7 @@ class Judge:
         for ranks, stops in self.waits.roots:
             if not (ranks and stops):
                 continue
-            odd = self._out_of_rhythm(ranks)
+            odd = rhythm.out_of_rhythm(self.job, ranks)
             is_message = all(stop.number is None for stop in stops)
             sides = {call.op for rank in ranks for call in self.waits.fronts[rank]}
             if is_message and len(ranks) == len(_PAIR) and len(sides) == 1:
@@ -314,7 +300,7 @@ class Judge:
 
     def _leads_by_messages(self, odd: Sequence[int]) -> bool:
         """Return whether only messages wait for some ranks."""
-        stops = [stop for stop, own in self.waits.holders.items() if set(own) & set(odd)]
+        stops = self.waits.holding(odd)
         return bool(stops) and all(stop.number is None for stop in stops)
 
     def _missing(self) -> Verdict | None:
@@ -322,34 +308,34 @@ class Judge:
         for ranks, stops in self.waits.roots:
             missing = [rank for rank in ranks if rank not in self.job.ranks]
             if missing and not stops:
-                every = sorted(
-                    {
-                        rank
-                        for own in self.waits.holders.values()
-                        for rank in own
-                        if rank not in self.job.ranks
-                    }
-                )
+                every = self._held_up(has_dump=False)
                 stop = self._first_held(every)
                 return self._answer("missing_rank", every, stop, confidence="low")
         return None
 
     # What the rules share
 
-    def _old_stops(self) -> list[Stop]:
-        return [
-            stop
-            for stop, ranks in self.waits.stops.items()
-            if any(
-                self.waits.stop_of(call) == stop and not self.is_young(rank, call)
-                for rank in ranks
-                for call in self.waits.fronts[rank]
-            )
-        ]
+    def _old_collectives(self) -> Iterator[tuple[Stop, dict[int, RankCall]]]:
+        """Yield the collectives in which some rank has stood for long, with their calls."""
+        for stop, calls in self.waits.stops.items():
+            is_old = any(not self.is_young(rank, call) for rank, call in calls.items())
+            if stop.number is not None and is_old:
+                yield stop, self.calls_of(stop)
+
+    def _held_up(self, *, has_dump: bool) -> list[int]:
+        """Return the ranks that are waited for and stand in nothing, with or without a dump."""
+        return sorted(
+            {
+                rank
+                for own in self.waits.holders.values()
+                for rank in own
+                if (rank in self.job.ranks) == has_dump and rank not in self.waits.fronts
+            }
+        )
 
     def _widest_held(self, rank: int) -> Stop | None:
         """Return a stop that waits for a rank: that with the most ranks in it."""
-        stops = [stop for stop, own in self.waits.holders.items() if rank in own]
+        stops = self.waits.holding([rank])
         return max(stops, key=lambda stop: len(self.waits.stops[stop]), default=None)
 
     def _first_held(self, ranks: Sequence[int]) -> Stop | None:
@@ -357,8 +343,7 @@ class Judge:
 
         It is what the first of them would call next, as far as its rhythm tells.
         """
-        held_up = {*ranks}
-        stops = [stop for stop, own in self.waits.holders.items() if held_up.intersection(own)]
+        stops = self.waits.holding(ranks)
         calls = self.job.ranks.get(ranks[0])
         group = rhythm.next_group(calls) if calls else None
         own = [stop for stop in stops if stop.group is group and stop.number is not None]
@@ -366,14 +351,9 @@ class Judge:
 
     def _since(self, stop: Stop) -> tuple[int, int]:
         """Return when the first rank came to a stop, and how many did not, to order stops."""
-        waits = self.waits
-        created = (
-            call.created
-            for rank in waits.stops[stop]
-            for call in waits.fronts[rank]
-            if call.created != NULL and waits.stop_of(call) == stop
-        )
-        return min(created, default=1 << 62), -len(waits.stops[stop])
+        calls = self.waits.stops[stop]
+        created = (call.created for call in calls.values() if call.created != NULL)
+        return min(created, default=1 << 62), -len(calls)
 
     def _last_common(self) -> Stop | None:
         """Return the collective that most ranks called last, where they retire what failed."""
@@ -386,10 +366,6 @@ class Judge:
         )
         return last.most_common(1)[0][0] if last else None
 
-    def _out_of_rhythm(self, ranks: Iterable[int]) -> list[int]:
-        """Return the ranks that leave their own rhythm last."""
-        return rhythm.out_of_rhythm(self.job, ranks)
-
     def _answer(
         self,
         kind: str,
@@ -397,7 +373,6 @@ class Judge:
         stop: Stop | None,
         *,
         confidence: str = "high",
-        turned: bool = False,
     ) -> Verdict:
         ranks = tuple(sorted(culprits))
         # Where nothing is open any more, all have failed for the same reason.

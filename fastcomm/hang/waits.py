@@ -4,7 +4,7 @@ The graph has a node for each rank and for each *stop*: the collective or messag
 stands in. A rank has edges to its stops, a stop to the ranks that hold it up.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -82,13 +82,16 @@ class WaitGraph:
         )
 
     @cached_property
-    def stops(self) -> dict[Stop, list[int]]:
-        """The ranks that stand in each stop; messages of a batch that are done are none."""
-        stops: dict[Stop, list[int]] = {}
+    def stops(self) -> dict[Stop, dict[int, RankCall]]:
+        """The ranks that stand in each stop, with the first call of a rank that is in it.
+
+        Messages of a batch that are done are none.
+        """
+        stops: dict[Stop, dict[int, RankCall]] = {}
         for rank, front in self.fronts.items():
             for call in front:
                 if not (call.is_message and len(front) > 1 and self.is_done(call)):
-                    stops.setdefault(self.stop_of(call), []).append(rank)
+                    stops.setdefault(self.stop_of(call), {}).setdefault(rank, call)
         return stops
 
     def stop_of(self, call: RankCall) -> Stop:
@@ -117,10 +120,11 @@ class WaitGraph:
         if stop.number is None:
             yield from self._missing_side(stop)
             return
-        inside = {*self.stops[stop]}
         for member in self.job.members.get(stop.group, ()):
             calls = self.job.ranks.get(member)
-            if calls is None or (member not in inside and not self._has_passed(calls, stop)):
+            if calls is None or (
+                member not in self.stops[stop] and not self._has_passed(calls, stop)
+            ):
                 yield member
 
     def _has_passed(self, calls: RankCalls, stop: Stop) -> bool:
@@ -173,17 +177,22 @@ class WaitGraph:
             )
         return roots
 
+    def holding(self, ranks: Iterable[int]) -> list[Stop]:
+        """Return the stops that wait for some ranks."""
+        some = {*ranks}
+        return [stop for stop, own in self.holders.items() if some.intersection(own)]
+
     def waiting(self, culprits: set[int], stop: Stop | None = None) -> list[int]:
         """Return the ranks that wait for some, directly or through others.
 
         Others wait for them where they stand in the same stop, too.
         """
-        together = self.stops.get(stop, []) if stop is not None else []
+        together = self.stops.get(stop, {}) if stop is not None else {}
         reached = culprits | ({*together} if culprits.intersection(together) else set())
         pending = set(reached)
         while pending:
-            stops = [other for other, own in self.holders.items() if pending.intersection(own)]
-            pending = {rank for other in stops for rank in self.stops[other]} - reached
+            waiting = (self.stops[other] for other in self.holding(pending))
+            pending = {rank for own in waiting for rank in own} - reached
             reached |= pending
         return sorted(reached - culprits)
 

@@ -51,7 +51,7 @@ def test_a_job_without_a_fault_ends():
         program = StepProgram(layout=layout, is_batched=batched, overlaps=True, gathers=True)
         step = {rank: program.turns(rank) for rank in range(layout.world)}
         for ahead in (True, False):
-            turns = HungPlay(steps=[step, step], runs_ahead=ahead).played()
+            turns = HungPlay(steps=[step, step], runs_ahead=ahead).played
             assert all(len(own) == 2 * len(step[rank]) for rank, own in turns.items())
             assert all(turn.ended < NEVER for own in turns.values() for turn in own)
 

@@ -72,7 +72,7 @@ class _Planter:
         """Draw layout, program and habits of the job."""
         self.fault, self.random = fault, random
         self.layout = _drawn_layout(fault, random, most_ranks)
-        self.program = StepProgram(
+        program = StepProgram(
             layout=self.layout,
             layers=random.choice((1, 2, 3)),
             micro_batches=random.choice((4, 6, 8)),
@@ -81,7 +81,7 @@ class _Planter:
             gathers=fault == "mismatch_root",
         )
         self.has_timing = fault == "not_started" or random.choice((True, False))
-        step = {rank: self.program.turns(rank) for rank in range(self.layout.world)}
+        step = {rank: program.turns(rank) for rank in range(self.layout.world)}
         self.last = {rank: list(turns) for rank, turns in step.items()}
         self.play = HungPlay(
             steps=[step] * (_STEPS - 1) + [self.last],
@@ -136,8 +136,8 @@ class _Planter:
         others: Sequence[tuple[str, Sequence[int]]] = (),
         **changes: object,
     ) -> PlantedHang:
-        turns = play.played()
-        if self.fault not in HEALTHY and not _hangs(play, turns):
+        turns = play.played
+        if self.fault not in HEALTHY and not play.hangs:
             raise _NoFaultError
         latest = max(
             max(call.created, call.begun if call.begun < NEVER else 0)
@@ -228,7 +228,7 @@ class _Planter:
 
     def _of_order(self, play: HungPlay, place: int) -> PlantedHang:
         """Return a job of which a rank leaves the order, if it hangs within two turns."""
-        turns = play.played()[self.rank]
+        turns = play.played[self.rank]
         stands = next((k for k, turn in enumerate(turns) if turn.ended == NEVER), None)
         if stands is None or not -1 <= stands - self._number(place) <= 1:
             raise _NoFaultError  # calls shift, and it hangs somewhere else
@@ -310,7 +310,7 @@ class _Planter:
 
     def _group_creation(self) -> PlantedHang:
         """All ranks but one make a group after a step; only stacks tell."""
-        turns = {rank: own[:-1] for rank, own in self.play.played().items()}
+        turns = {rank: own[:-1] for rank, own in self.play.played.items()}
         stacks = dict.fromkeys(turns, "new_group")
         stacks[self.rank] = "load_checkpoint"
         standing = [rank for rank in turns if rank != self.rank]
@@ -326,25 +326,17 @@ class _Planter:
         play = self.play
         if self.fault == "straggler":
             play = replace(play, speed={self.rank: 1 + 4 * self.random.random()})
-        turns = play.played()
+        turns = play.played
         end = max(own[-1].ended for own in turns.values())
         begin = min(own[len(own) * 3 // 4].calls[0].created for own in turns.values())
         moment = (
             end + _SECOND // 2 if self.fault == "finished" else self.random.randint(begin, end)
         )
-        return self._result(play, "none", [], moment=moment, turns=turns)
+        return self._result(play, "none", [], moment=moment)
 
 
 def _is_collective(turn: Turn) -> bool:
     return not turn.calls[0].is_message and turn.waits
-
-
-def _hangs(play: HungPlay, turns: dict[int, list[PlayedTurn]]) -> bool:
-    """Return whether a rank has not ended all of its turns."""
-    return any(
-        len(own) < sum(len(step[rank]) for step in play.steps) or own[-1].ended == NEVER
-        for rank, own in turns.items()
-    )
 
 
 def _drawn_layout(fault: str, random: Random, most: int) -> HungLayout:

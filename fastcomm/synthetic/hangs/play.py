@@ -7,6 +7,7 @@ begun it with equal arguments, a message once both sides have. Times are ns of a
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fastcomm.synthetic.hangs.program import HungCall, Turn
 
@@ -60,9 +61,18 @@ class HungPlay:
     stalled: Mapping[int, int] = field(default_factory=dict)
     begin: int = 0
 
+    @cached_property
     def played(self) -> dict[int, list[PlayedTurn]]:
-        """Return the turns of each rank that its host called."""
+        """The turns of each rank that its host called."""
         return _Devices(self).run()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a rank has not ended all of its turns."""
+        return any(
+            len(own) < sum(len(step[rank]) for step in self.steps) or own[-1].ended == NEVER
+            for rank, own in self.played.items()
+        )
 
 
 @dataclass
