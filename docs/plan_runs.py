@@ -49,6 +49,7 @@ NEUTRAL = Constants(
     host_layer_s=0.9e-3,
     host_experts=6,
     host_expert=0.2,
+    exchange_slowdown=1.1,
     straggling=0.001,
     step_s=20e-3,
 )
@@ -171,6 +172,7 @@ _MEANING = {
     "host_layer_s": "time of the host to launch a layer, both passes, in s",
     "host_experts": "that of a layer with experts, over a usual one",
     "host_expert": "what each expert of a rank adds to that",
+    "exchange_slowdown": "time of an exchange of experts in a step, over the kernels alone",
     "straggling": "share of the step lost to the slowest node, a doubling of nodes",
     "step_s": "time of the host outside of layers, in s",
 }

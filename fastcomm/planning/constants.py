@@ -5,7 +5,7 @@ from dataclasses import dataclass
 CALIBRATED = (
     *("network_share", "overlap_loss", "tp_exposed", "elementwise", "gemm_slowdown"),
     *("host_layer_s", "host_experts", "host_expert"),
-    *("straggling", "step_s"),
+    *("exchange_slowdown", "straggling", "step_s"),
 )
 
 
@@ -57,12 +57,15 @@ class Constants:
     # activations: cuDNN's norms, and Liger's SwiGLU against Megatron's.
     copy_share: float = 0.87
     activation_share: float = 0.47
+    # Time of an exchange of experts in a step, over that of the kernels alone: ranks do not
+    # begin together, and other kernels take SMs.
+    exchange_slowdown: float = 1.45
     # Exposed share of an exchange under another micro-batch, inside an NVLink domain: Hy3 on
     # GB300 (9.75 and 8.20 ms).
     exchange_exposed: float = 0.33
     # The same between nodes: mean of Qwen3-235B with DeepEP (13.1 and 11.7 ms a layer), and of
     # Qwen3-30B with NCCL (13.4 and 10.2 ms) and HybridEP (8.0 and 6.8 ms), on H100.
-    exchange_exposed_nodes: float = 0.5
+    exchange_exposed_nodes: float = 0.63
     # Share of the step that is lost to the slowest node, for each doubling of their number.
     straggling: float = 0.0027
     # Host time of a step besides its layers: data, optimizer, logging, s.

@@ -4,18 +4,19 @@ Sizes: `rows` are the copies of tokens that reach a rank, h the hidden size, i t
 expert on the rank. Times are in seconds, of the forward (0) or backward (1) pass.
 """
 
-from dataclasses import replace
+from functools import lru_cache
 from math import log, sqrt
 
+from fastcomm.hardware import expert_exchange
+from fastcomm.hardware.expert_exchange import ExchangeShape
 from fastcomm.hardware.gpus import gpu
-from fastcomm.isp.layer import visited_nodes
 from fastcomm.models import Experts
 from fastcomm.planning.constants import Constants
 from fastcomm.planning.job import Plan
 from fastcomm.planning.kernels import ELEMENT, gemm_factor, matmul, plan_collective, recipe_of
 
-# Dispatch in FP8 and combine in bf16, over both in bf16, as DeepSeek trains (arXiv 2412.19437).
-_FP8_DISPATCH = 0.75
+# Dispatchers that are families of kernels of their own.
+_FAMILIES = ("deepep", "hybridep")
 # Bytes an element of [rows, h] or [rows, i] in bf16, forward and backward, that each part moves
 # if nothing fuses it with another: counted in megatron/core/transformer/moe and fusions.
 _PERMUTE = (8, 8)  # into the order of experts, and back; [rows, h]
@@ -109,25 +110,36 @@ def exchange_time(plan: Plan, constants: Constants, experts: Experts) -> float:
     """Return the time of dispatch and combine of a layer in one pass."""
     if plan.ep <= 1:
         return 0.0
-    tokens = plan.tokens / plan.tp
-    copies = float(experts.top_k)
-    room = plan.domain // max(1, plan.etp)
-    nodes = -(-plan.ep // room)
-    if "deepep" in plan.dispatch or "hybridep" in plan.dispatch:
-        # A token crosses once to each rank of a domain, or to each domain, that needs it.
-        places = nodes if nodes > 1 else plan.ep
-        limited = experts
-        if places != nodes:
-            limited = replace(experts, node_limit=0)  # which bounds nodes, not ranks
-        if experts.number % places == 0:
-            copies = min(copies, visited_nodes(limited, places))
-    size = tokens * copies * plan.model.hidden * ELEMENT
-    if plan.precision == "fp8_block" and "deepep" in plan.dispatch:
-        size *= _FP8_DISPATCH
+    room = max(1, plan.domain // plan.etp)
+    groups = -(-plan.ep // room) if experts.node_limit else 1
+    tokens, fullest = plan.tokens / plan.tp, fullest_share(plan, experts)
+    shape = ExchangeShape(
+        tokens=tokens,
+        hidden=plan.model.hidden,
+        topk=experts.top_k,
+        experts=experts.number,
+        ranks=plan.ep,
+        domain=room,
+        fullest=fullest,
+        groups=groups,
+        top_groups=min(groups, experts.node_limit or 1),
+    )
+    family = next((name for name in _FAMILIES if name in plan.dispatch), "nccl")
+    is_fp8 = plan.precision == "fp8_block" and family == "deepep"
+    alone = _alone(plan.gpu, family, shape, plan.node_bytes_per_s / plan.domain, is_fp8)
     # Ranks that divide an expert gather the tokens of each other.
-    shared = plan_collective(plan, constants, "all_gather", size * plan.etp, plan.etp)
-    own = plan_collective(plan, constants, "all_to_all", size, plan.ep, plan.etp)
-    return 2 * (shared + own) * fullest_share(plan, experts)
+    size = tokens * experts.top_k * plan.model.hidden * ELEMENT * plan.etp
+    shared = plan_collective(plan, constants, "all_gather", size, plan.etp)
+    return constants.exchange_slowdown * alone + 2 * shared * fullest
+
+
+@lru_cache(maxsize=1 << 14)
+def _alone(name: str, family: str, shape: ExchangeShape, nic: float, is_fp8: bool) -> float:
+    """Return the time of an exchange that no other work disturbs, with even ranks."""
+    time = expert_exchange.exchange_time(
+        name, family, shape, nic=nic, precision="fp8" if is_fp8 else "bf16"
+    )
+    return float(time.dispatch.total_s + time.combine.total_s)
 
 
 def host_times(plan: Plan, constants: Constants, experts: Experts) -> tuple[float, float]:

@@ -75,6 +75,7 @@ _WITHIN = {  # a constant outside would lose its meaning
     "host_layer_s": (1e-5, 20e-3),
     "host_experts": (1.0, 15.0),
     "host_expert": (0.01, 1.0),
+    "exchange_slowdown": (0.8, 3.0),
     "straggling": (1e-4, 0.02),
     "step_s": (1e-4, 1.0),
 }
@@ -609,7 +610,9 @@ def _fit(runs: Sequence[TrainingRun], start: Constants) -> Constants:
         bounds=(low, high),
         loss=loss,
         f_scale=_SCALE,
-        diff_step=0.01,
+        # A step of 1 % of each constant: by themselves, steps are shares of the logarithm, and
+        # none where a constant is 1.
+        diff_step=0.01 / np.abs(np.where(inside, inside, 1.0)),
         max_nfev=8,
     )
     return _constants(start, solution.x)

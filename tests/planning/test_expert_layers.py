@@ -165,8 +165,9 @@ def test_natural_routing_costs_the_rows_of_the_fullest_rank():
     assert fullest_share(replace(natural, ep=32), experts) > share
     even, fullest = (layer_times(plan, Constants()) for plan in (LAYER, natural))
     assert fullest.parts["attention"] == even.parts["attention"]
-    for name in ("experts, element-wise", "expert exchange"):
-        assert sum(fullest.parts[name]) == pytest.approx(share * sum(even.parts[name]))
+    # The start of an exchange takes no longer.
+    for name, off in (("experts, element-wise", 1e-6), ("expert exchange", 0.05)):
+        assert sum(fullest.parts[name]) == pytest.approx(share * sum(even.parts[name]), rel=off)
     assert price_plan(natural, Constants()).step_s > price_plan(LAYER, Constants()).step_s
 
 
@@ -242,7 +243,7 @@ def test_columns_of_a_table_set_the_switches(tmp_path):
     assert (plan.routing, plan.graphs, plan.fused_experts) == ("natural", "attn", True)
 
 
-@pytest.mark.parametrize(("domain", "share"), [(8, 0.33), (4, 0.5)])
+@pytest.mark.parametrize(("domain", "share"), [(8, 0.33), (4, 0.63)])
 def test_another_micro_batch_hides_a_part_of_the_exchange(domain, share):
     plan = replace(LAYER, domain=domain)
     alone, under = (
