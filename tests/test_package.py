@@ -62,7 +62,7 @@ def test_the_metadata_says_what_pip_needs(wheel):
     assert said["Version"] == version.__version__ == fastcomm.__version__
     assert said["Requires-Python"] == ">=3.11"
     assert set(said.get_all("Provides-Extra")) == {
-        *("all", "chakra", "dask", "graph", "remote", "xlsx")
+        *("all", "chakra", "dask", "graph", "mcp", "remote", "sql", "xlsx")
     }
     assert said["License-Expression"] == "Apache-2.0"
     needed = {re.match(r"[\w-]+", each)[0] for each in said.get_all("Requires-Dist")}
