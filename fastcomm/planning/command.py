@@ -155,8 +155,8 @@ def price(
     marked elsewhere (dgx-a100-40, dgx-h200, dgx-h800, dgx-b300, gb300-nvl72). Keys of
     --strategy: tp, pp, vp, cp, ep, etp, dp, micro-batch, sharding (ddp, zero1, zero2, zero3,
     hsdpN), recompute (none, selective, partial, full, parts of a layer), precision, overlap,
-    dispatch, routing (forced, natural), graphs, fused-experts, fp8-attention, gradients and
-    moments (bf16, fp32), year, trainer.
+    dispatch (alltoall, deepep, hybridep; +overlapped, +capacity), routing (forced, natural),
+    graphs, fused-experts, fp8-attention, gradients and moments (bf16, fp32), year, trainer.
     """
     from fastcomm.planning import tables
     from fastcomm.planning.price import price_plan

@@ -4,7 +4,7 @@ Runs are classed by what makes errors differ. A class with too few runs has the 
 next wider one. `docs/plan_runs.py` writes the numbers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastcomm.hardware.gpus import gpu
 from fastcomm.planning.job import RECIPES, Plan
@@ -125,7 +125,7 @@ def expected_error(price: PlanPrice) -> ExpectedError:
             return ExpectedError(
                 reason=f"{shown}; published runs have {low:{style}} to {high:{style}}"
             )
-    of = next(name for name in classes_of(price.plan) if name in EXPECTED)
+    of = _class_of(price.plan)
     runs, median, most = EXPECTED[of]
     rate = price.tokens_per_s_per_gpu
     return ExpectedError(
@@ -136,6 +136,19 @@ def expected_error(price: PlanPrice) -> ExpectedError:
         of=of,
         runs=runs,
     )
+
+
+def _class_of(plan: Plan) -> str:
+    """Return the narrowest class of a plan with runs.
+
+    Natural routing has few runs: it has no narrower interval than forced routing, of which
+    there are more.
+    """
+    of = next(name for name in classes_of(plan) if name in EXPECTED)
+    if plan.routing == "natural" and plan.model.experts and "natural" not in of:
+        forced = _class_of(replace(plan, routing="forced"))
+        return max(of, forced, key=lambda name: EXPECTED[name][2])
+    return of
 
 
 def equal_steps(plan: Plan, fastest_s: float) -> float:

@@ -6,6 +6,7 @@ expert on the rank. Times are in seconds, of the forward (0) or backward (1) pas
 
 from functools import lru_cache
 from math import log, sqrt
+from statistics import NormalDist
 
 from fastcomm.hardware import expert_exchange
 from fastcomm.hardware.expert_exchange import ExchangeShape
@@ -43,6 +44,20 @@ def fullest_share(plan: Plan, experts: Experts) -> float:
     own = experts.number / plan.ep
     share = 1 + _LOAD_VARIATION * sqrt(2 * log(plan.ep) / own)
     return min(share, _MOST_SHARE)
+
+
+def fullest_range(plan: Plan, experts: Experts) -> tuple[float, float] | None:
+    """Return between what the share of the fullest rank lies nine of ten times.
+
+    Loads of ranks are taken as normal and independent. None if rows are equal.
+    """
+    if fullest_share(plan, experts) == 1:
+        return None
+    spread = _LOAD_VARIATION / sqrt(experts.number / plan.ep)
+    low, high = (
+        1 + spread * NormalDist().inv_cdf(share ** (1 / plan.ep)) for share in (0.05, 0.95)
+    )
+    return min(low, _MOST_SHARE), min(high, _MOST_SHARE)
 
 
 # Standard deviation of the load of an expert over its mean, so that the fullest of 8 ranks with
@@ -158,9 +173,11 @@ def host_times(plan: Plan, constants: Constants, experts: Experts) -> tuple[floa
     if "full" in graphs:
         return 0.0, 0.0
     usual = constants.host_experts
-    shares = {"attn": usual / 2, "moe_router": usual / 4}
+    # A layer of experts that is recomputed launches its forward pass once more.
+    again = 4 / 3 if "moe" in plan.modules else 1.0
+    shares = {"attn": usual / 2, "moe_router": again * usual / 4}
     before = sum(share for name, share in shares.items() if name not in graphs)
-    after = usual / 4 + constants.host_expert * experts.number / plan.ep
+    after = again * (usual / 4 + constants.host_expert * experts.number / plan.ep)
     return once * before, once * after
 
 

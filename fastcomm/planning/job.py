@@ -214,6 +214,7 @@ class Plan:
         self.check_values()
         self._check_batch()
         self._check_shape()
+        self._check_switches()
         self._check_experts()
         self._check_sharding()
 
@@ -254,6 +255,21 @@ class Plan:
             raise ConfigError(
                 f"precision mxfp8: {chip.name} has no MX formats; take fp8_cs or fp8_block"
             )
+
+    def _check_switches(self) -> None:
+        """Raise `ConfigError` for a switch without what it takes."""
+        is_fp8 = RECIPES[self.precision] != "bf16"
+        graphs, is_latent = self.graph_parts, self.model.latent is not None
+        router = "moe_router"
+        needs = (
+            ("fused-experts", self.fused_experts, "precision mxfp8", self.precision == "mxfp8"),
+            ("fp8-attention", self.fp8_attention, "a precision in FP8", is_fp8),
+            ("mla_up_proj", "mla_up_proj" in self.modules, "latent attention", is_latent),
+            ("moe_preprocess", "moe_preprocess" in graphs, router, router in graphs),
+        )
+        for name, is_on, other, is_there in needs:
+            if is_on and not is_there:
+                raise ConfigError(f"{name} takes {other}")
 
     def _is_partial_recompute(self) -> bool:
         """Whether `recompute` is a number of layers, or names parts of a layer."""
@@ -316,6 +332,10 @@ class Plan:
             raise ConfigError(
                 f"ep x etp is {self.ep * self.etp}, which does not divide dp x cp x tp, "
                 f"{self.replica_ranks}: the ranks of a pipeline stage"
+            )
+        if "overlapped" in more and self.pp > 1 and self.vp == 1 and len(more) == 1:
+            raise ConfigError(
+                f"dispatch {self.dispatch} takes virtual stages in a pipeline: vp is 1"
             )
 
     def _check_sharding(self) -> None:
@@ -412,6 +432,8 @@ def with_values(plan: Plan, values: Mapping[str, str], where: str) -> Plan:
             changes[name] = parse_switch(value, f"{where}: {name}")
         elif name == "year":
             changes[name] = parse_date(value, f"{where}: year")
+        elif name == "dispatch":
+            changes[name] = value.replace("+", " ")
         else:
             changes[name] = value
     return replace(plan, **changes)  # type: ignore[arg-type]
@@ -431,6 +453,12 @@ def parse_date(text: str, where: str) -> float:
     if not match or not _YEARS[0] < int(match[1]) < _YEARS[1]:
         raise invalid_value(where, text, "a year or a month, as in 2024 or 2024-07")
     return int(match[1]) + ((int(match[2]) - 0.5) / 12 if match[2] else 0.5)
+
+
+def date_text(year: float) -> str:
+    """Return a year as `parse_date` takes it: of a stack, to the month."""
+    whole, part = divmod(year, 1)
+    return f"{whole:.0f}" if part == 0.5 else f"{whole:.0f}-{int(part * 12) + 1:02}"  # noqa: PLR2004
 
 
 _SEQ_LEN = 8192

@@ -32,7 +32,13 @@ MEGATRON_RULES = (
     "--cuda-graph-scope needs --cuda-graph-impl",
     "--cuda-graph-impl excludes --recompute-granularity full",
     "--recompute-granularity full excludes --overlap-moe-expert-parallel-comm",
+    "--cuda-graph-scope full_iteration needs --no-check-for-nan-in-loss-and-grad",
     "--fp8-recipe needs --fp8-format",
+    "--fp8-dot-product-attention needs --fp8-format",
+    "--use-transformer-engine-op-fuser needs --fp8-recipe mxfp8",
+    "--exp-avg-dtype needs --use-precision-aware-optimizer",
+    "--exp-avg-sq-dtype needs --use-precision-aware-optimizer",
+    "--use-precision-aware-optimizer needs --use-distributed-optimizer",
     "--fp8-recipe needs --transformer-impl transformer_engine",
     "--fp8-format needs --bf16",
     "--grad-reduce-in-bf16 excludes --accumulate-allreduce-grads-in-fp32",
@@ -135,6 +141,7 @@ def _graphs(plan: Plan) -> _Options:
         "--cuda-graph-impl": "local" if is_whole else "transformer_engine",
         "--cuda-graph-scope": "full_iteration" if is_whole else plan.graphs.replace("+", " "),
         "--te-rng-tracker": True,
+        "--no-check-for-nan-in-loss-and-grad": is_whole,
     }
 
 
@@ -194,6 +201,7 @@ def _batch_and_precision(plan: Plan) -> _Options:
     if plan.precision not in _RECIPES:
         raise ConfigError(f"no recipe for precision {plan.precision}")
     kind, recipe = _RECIPES[plan.precision]
+    moments = plan.moments if plan.moments != "fp32" else None
     return {
         "--micro-batch-size": plan.micro_batch,
         "--global-batch-size": plan.global_batch,
@@ -202,6 +210,10 @@ def _batch_and_precision(plan: Plan) -> _Options:
         "--fp16" if plan.precision == "fp16" else "--bf16": True,
         "--fp8-format": kind,
         "--fp8-recipe": recipe,
+        "--fp8-dot-product-attention": plan.fp8_attention,
+        "--use-precision-aware-optimizer": moments is not None,
+        "--exp-avg-dtype": moments,
+        "--exp-avg-sq-dtype": moments,
         "--grad-reduce-in-bf16": plan.gradient_bytes == GRADIENTS["bf16"],
     }
 
@@ -289,6 +301,11 @@ def _experts(plan: Plan) -> _Options:
         "--moe-router-topk": experts.top_k,
         "--moe-ffn-hidden-size": experts.ffn,
         "--moe-grouped-gemm": True,
+        # Kernels that prices take for granted.
+        "--moe-permute-fusion": True,
+        "--moe-router-fusion": True,
+        "--use-transformer-engine-op-fuser": plan.fused_experts,
+        "--moe-mlp-glu-interleave-size": 32 if plan.fused_experts else None,
         "--expert-model-parallel-size": plan.ep,
         "--expert-tensor-parallel-size": plan.etp,
         "--moe-token-dispatcher-type": "alltoall" if kind == "alltoall" else "flex",

@@ -173,7 +173,7 @@ def _table(prices: Sequence[PlanPrice]) -> PageTable:
         *([("tensor of experts", "pages.expert_tensor", pages.whole)] if has_experts else []),
         ("micro-batches", "pages.micro_batches", pages.whole),
         ("sequences each", "pages.micro_batch_size", pages.whole),
-        *("sharding", "recompute", "bottleneck"),
+        *("sharding", "recompute", *(["dispatch"] if has_experts else []), "bottleneck"),
     ]
     rows = []
     for place, price in enumerate(prices):
@@ -184,6 +184,7 @@ def _table(prices: Sequence[PlanPrice]) -> PageTable:
             *(price.tokens_per_s_per_gpu, price.mfu, price.memory_bytes, price.step_s * _NS),
             *((plan.vp, plan.etp) if has_experts else (plan.vp,)),
             *(plan.micro_batches, plan.micro_batch, plan.sharding, plan.recompute),
+            *([plan.dispatch] if has_experts else []),
             PageCell(text=f"{name} {pages.percent(share)}", sort=share),
         )
         rows.append(row)

@@ -1,7 +1,7 @@
 """Results of `fastcomm plan price` and `fastcomm plan evaluate`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,8 +12,8 @@ from fastcomm.hardware.gpus import gpu
 from fastcomm.models import Model
 from fastcomm.planning.constants import Constants
 from fastcomm.planning.expected import ExpectedError, expected_error
-from fastcomm.planning.experts import host_times
-from fastcomm.planning.job import ROUTING, Plan, job_of, measured_cluster, with_strategy
+from fastcomm.planning.experts import fullest_range, fullest_share, host_times
+from fastcomm.planning.job import Plan, date_text, job_of, measured_cluster, with_strategy
 from fastcomm.planning.options import PriceOptions
 from fastcomm.planning.price import PlanPrice, layer_times, price_plan, work_by_half
 from fastcomm.planning.runs import (
@@ -57,22 +57,24 @@ def plan_of(options: PriceOptions, models: Mapping[str, Model]) -> tuple[Plan, s
 
 
 def strategy_text(plan: Plan) -> str:
-    """Return the strategy of a plan as `--strategy` takes it."""
+    """Return the strategy of a plan as `--strategy` takes it: all that is not the default."""
     sizes = ("tp", "pp", "vp", "cp", "ep", "etp", "dp")
     parts = [f"{name}={getattr(plan, name)}" for name in sizes if getattr(plan, name) > 1]
-    parts += [f"micro-batch={plan.micro_batch}", f"sharding={plan.sharding}"]
-    parts += [f"recompute={plan.recompute}", f"precision={plan.precision}"]
-    if plan.graphs:
-        parts.append(f"graphs={plan.graphs}")
-    if plan.routing != ROUTING[0]:
-        parts.append(f"routing={plan.routing}")
-    if plan.moments != "fp32":
-        parts.append(f"moments={plan.moments}")
-    parts += [f"{name.replace('_', '-')}=yes" for name in _FUSED if getattr(plan, name)]
+    usual = {field.name: field.default for field in fields(Plan)}
+    for name in _METHODS:
+        value = getattr(plan, name)
+        if name in _ALWAYS or value != usual[name]:
+            text = date_text(value) if name == "year" else str(value)
+            text = {"True": "yes", "False": "no"}.get(text, text).replace(" ", "+")
+            parts.append(f"{name.replace('_', '-')}={text}")
     return ",".join(parts)
 
 
-_FUSED = ("fused_experts", "fp8_attention")
+_ALWAYS = ("micro_batch", "sharding", "recompute", "precision")
+_METHODS = (
+    *(*_ALWAYS, "dispatch", "graphs", "routing", "moments", "gradients", "trainer"),
+    *("fused_experts", "fp8_attention", "overlap", "year"),
+)
 
 
 def summary(price: PlanPrice) -> dict[str, Any]:
@@ -170,6 +172,7 @@ def shortcuts(price: PlanPrice, constants: Constants) -> list[Shortcut]:
         "CUDA graphs of attention and router": {"graphs": "attn+moe_router+moe_preprocess"},
         "half as many experts a rank": {"ep": 2 * plan.ep},
         "DeepEP as dispatcher": {"dispatch": "deepep"},
+        "HybridEP as dispatcher": {"dispatch": "hybridep"},
         "exchange under another micro-batch": {"dispatch": f"{kind} overlapped"},
     }
     if plan.precision == "mxfp8":
@@ -207,6 +210,18 @@ class PriceResult(TableResult):
         return shortcuts(self.price, self.constants)
 
     @property
+    def fullest(self) -> tuple[float, float, float] | None:
+        """Rows of the fullest rank of experts over the mean: assumed, and nine of ten times.
+
+        None if all ranks have equally many rows.
+        """
+        plan = self.price.plan
+        experts = plan.model.experts
+        if experts is None or (limits := fullest_range(plan, experts)) is None:
+            return None
+        return fullest_share(plan, experts), *limits
+
+    @property
     def expected(self) -> ExpectedError:
         """Error to expect of the throughput."""
         return expected_error(self.price)
@@ -223,6 +238,7 @@ class PriceResult(TableResult):
             "fits": price.fits,
             "expected_error": asdict(self.expected),
             "terms": _terms(price),
+            "fullest_rank": self._fullest(),
             "layer": [
                 {"name": row.name, "host_ns": row.host_s * 1e9, "gpu_ns": row.gpu_s * 1e9}
                 for row in self.halves
@@ -231,6 +247,12 @@ class PriceResult(TableResult):
             "note": self.note,
             "calibration": _calibration(self.calibration),
         }
+
+    def _fullest(self) -> dict[str, float] | None:
+        """Return `fullest` as a JSON object."""
+        if self.fullest is None:
+            return None
+        return dict(zip(("share", "low", "high"), self.fullest, strict=True))
 
     def to_arrow(self) -> pa.Table:
         """Return the terms of the price as a table, one a row."""

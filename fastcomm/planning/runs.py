@@ -380,7 +380,8 @@ def _plans(row: _ROW, model: Model, *, ran: bool) -> tuple[tuple[Plan, ...], str
             sharding=sharding,
             dispatch=dispatch,
         )
-        plan = replace(plan, fused_experts=plan.fused_experts or _implies_fusion(plan))
+        if not row.get("fused_experts", "").strip() and _implies_fusion(plan):
+            plan = replace(plan, fused_experts=True)
         try:
             plan.check_values()
             odd.append(plan)

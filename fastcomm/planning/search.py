@@ -34,6 +34,7 @@ _MICRO_BATCHES = (1, 2, 4, 8)
 # Tokens of a sequence on a rank that context parallelism leaves, as in published runs.
 _LEAST_TOKENS = 4096
 _MOST_TENSOR = 16
+_NODE = 8  # most GPUs of a node
 # Share of a GPU's memory that a strategy may need: the rest is for fragmentation, and the error
 # of the prediction.
 _USABLE = 0.96
@@ -257,7 +258,15 @@ def _spread(plan: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
         degrees = [n for n in divisors(experts.number) if ranks % (n * etp) == 0]
         for ep in _values(plan, "ep", fixed, degrees):
             for dispatch in _values(plan, "dispatch", fixed, _dispatches(plan, ep)):
-                yield replace(plan, etp=etp, ep=ep, dispatch=dispatch)
+                fused = _values(plan, "fused_experts", fixed, [_can_fuse(plan)])[0]
+                yield replace(
+                    plan, etp=etp, ep=ep, dispatch=dispatch, fused_experts=bool(fused)
+                )
+
+
+def _can_fuse(plan: Plan) -> bool:
+    """Whether the trainer has fused experts, which are always faster."""
+    return plan.precision == "mxfp8" and plan.trainer_rules.has_graphs
 
 
 def _dispatches(plan: Plan, ep: int) -> list[str]:
@@ -266,7 +275,9 @@ def _dispatches(plan: Plan, ep: int) -> list[str]:
         return ["alltoall"]
     # Megatron-Core overlaps two micro-batches of a rank: a pipeline needs virtual stages.
     can_overlap = plan.trainer_rules.has_graphs and (plan.pp == 1 or plan.vp > 1)
-    return ["alltoall", "deepep", *(["deepep overlapped"] if can_overlap else [])]
+    # HybridEP is made for NVLink domains of many nodes.
+    kind = "hybridep" if plan.domain > _NODE else "deepep"
+    return ["alltoall", kind, *([f"{kind} overlapped"] if can_overlap else [])]
 
 
 def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:

@@ -41,6 +41,10 @@ def show_price(result: PriceResult) -> None:
     )
     say(console, _expected(expected), hanging=2)
     say(console, escape(f"{price.plan.model.name}: {strategy_text(price.plan)}"), hanging=2)
+    if result.fullest:
+        share, low, high = result.fullest
+        text = f"fullest rank of experts: {share:.2f} times the mean rows"
+        say(console, f"{text}; nine of ten times {low:.2f} to {high:.2f}", hanging=2)
     console.print(terms_table("time", list(price.time), format_s))
     console.print(terms_table("memory", list(price.memory), format_binary_bytes))
     if result.halves:
@@ -129,7 +133,8 @@ def _layouts(prices: Sequence[PlanPrice]) -> TerminalTable:
         "expert": plans[0].model.experts is not None,
     }
     sizes = ["tensor", "pipeline", *(name for name, used in optional.items() if used), "data"]
-    columns = ("micro-batches", "sharding", "recompute", "step", "tokens/s/GPU", "MFU", "GiB")
+    methods = ["sharding", "recompute", *(["dispatch"] if optional["expert"] else [])]
+    columns = ("micro-batches", *methods, "step", "tokens/s/GPU", "MFU", "GiB")
     rows = table(
         "layout", *sizes, *columns, "bottleneck", drop=("sharding", "step", "data", "MFU")
     )
@@ -149,8 +154,7 @@ def _layouts(prices: Sequence[PlanPrice]) -> TerminalTable:
             str(place),
             *(cells[size] for size in sizes),
             f"{plan.micro_batches} x {plan.micro_batch}",
-            plan.sharding,
-            plan.recompute,
+            *(getattr(plan, name) for name in methods),
             format_s(price.step_s),
             _with_error(price),
             percent(price.mfu),

@@ -1,25 +1,30 @@
 """What a layer of experts costs: attention, GEMMs, element-wise work, host, and routing."""
 
 import json
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 
+import numpy as np
 import pytest
 from builders.commands import invoke
 from builders.plan_inputs import HEAD, PLAN, schema, table
 
+from fastcomm.errors import ConfigError
 from fastcomm.hardware.gpus import gpu
 from fastcomm.models import load
 from fastcomm.planning.attention import attention_times, is_fused
 from fastcomm.planning.constants import Constants
+from fastcomm.planning.expected import expected_error
 from fastcomm.planning.experts import (
     expert_elementwise,
     expert_gemms,
+    fullest_range,
     fullest_share,
     host_times,
     waiting_time,
 )
-from fastcomm.planning.job import with_strategy
+from fastcomm.planning.job import Plan, with_strategy
 from fastcomm.planning.price import layer_times, price_plan
+from fastcomm.planning.result import strategy_text
 from fastcomm.planning.runs import load_runs
 
 QWEN = load("qwen3-30b-a3b")
@@ -221,7 +226,7 @@ def test_a_table_says_what_is_fused_graphed_and_routed(tmp_path):
     head = f"{HEAD},ep,moe_dispatch,recompute,recompute_detail,comment,precision,date"
     first = "qwen3-30b-a3b,b200,8,64,4096,8"
     rows = (
-        f'{first},hybridep,selective,"mla_up_proj,moe_act, CUDA graphs: attn,moe_router",'
+        f'{first},hybridep,selective,"layernorm,moe_act, CUDA graphs: attn,moe_router",'
         "natural routing,bf16,2026-05",
         f"{first},hybridep overlapped,none,CUDA graphs: full_iteration,,mxfp8,2026-06",
         f"{first},alltoall,none,,tokendrop; attention in FP8,mxfp8,2025-09",
@@ -229,16 +234,79 @@ def test_a_table_says_what_is_fused_graphed_and_routed(tmp_path):
     one, two, three = (
         run.plans[0] for run in load_runs(table(tmp_path, *rows, head=head), {}).runs
     )
-    assert (one.recompute, one.graphs) == ("mla_up_proj+moe_act", "attn+moe_router")
+    assert (one.recompute, one.graphs) == ("layernorm+moe_act", "attn+moe_router")
     assert (one.routing, one.fused_experts) == ("natural", False)
     assert (two.graphs, two.fused_experts) == ("full", True)
     assert (three.is_padded, three.fp8_attention, three.fused_experts) == (True, True, False)
 
 
+def test_a_strategy_is_printed_as_it_is_read():
+    plan = replace(LAYER, gpus=64, global_batch=64, gpu="gb200", precision="mxfp8", **RACK)
+    changes = (
+        *({"dispatch": f"deepep{more}"} for more in ("", " overlapped", " capacity")),
+        *({"graphs": "attn+moe_router"}, {"routing": "natural"}, {"moments": "bf16"}),
+        *({"fused_experts": True}, {"fp8_attention": True}, {"overlap": False}),
+        *({"gradients": "bf16"}, {"trainer": "nemo"}, {"etp": 2, "tp": 2}),
+        *({"year": 2024.5}, {"year": 2025 + 6.5 / 12}, {"pp": 2, "vp": 2}),
+    )
+    # What no strategy has stays: the job, and the hardware.
+    job = {"memory", "power_share", *(f.name for f in fields(Plan) if f.default is MISSING)}
+    usual = {field.name: field.default for field in fields(Plan) if field.name not in job}
+    for change in changes:
+        changed = replace(plan, **change)
+        assert with_strategy(replace(plan, **usual), strategy_text(changed)) == changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fused_experts": True}, "fused-experts takes precision mxfp8"),
+        ({"fp8_attention": True}, "fp8-attention takes a precision in FP8"),
+        ({"recompute": "mla_up_proj"}, "mla_up_proj takes latent attention"),
+        ({"graphs": "moe_preprocess"}, "moe_preprocess takes moe_router"),
+        ({"dispatch": "deepep overlapped", "pp": 2, "gpus": 16}, "takes virtual stages"),
+    ],
+)
+def test_a_switch_without_what_it_takes_is_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(LAYER, **change).check()
+
+
+def test_natural_routing_has_no_narrower_interval_and_says_the_range_of_the_fullest_rank():
+    for change in ({}, {"precision": "fp8_cs", "year": 2025.5}, {"year": 2025.5}):
+        forced, natural = (
+            expected_error(price_plan(replace(LAYER, routing=routing, **change), Constants()))
+            for routing in ("forced", "natural")
+        )
+        assert natural.most >= forced.most
+    low, high = fullest_range(replace(LAYER, routing="natural"), QWEN.experts)
+    assert low < fullest_share(replace(LAYER, routing="natural"), QWEN.experts) < high
+    # The same by draws of normal loads.
+    loads = 1 + np.random.default_rng(1).normal(0, 1.08 / 4, (20_000, 8)).max(axis=1)
+    assert [low, high] == pytest.approx(np.quantile(loads, [0.05, 0.95]), abs=0.01)
+    assert fullest_range(LAYER, QWEN.experts) is None
+    words = ("plan", "price", "--model", "qwen3-30b-a3b", "--world-size", "8")
+    more = ("--global-batch", "64", "--strategy", "ep=8,routing=natural")
+    assert "fullest rank of experts: 1.55 times" in invoke(*words, *more).stdout
+
+
+def test_recompute_of_the_layer_of_experts_launches_it_again():
+    usual, again = (
+        host_times(replace(LAYER, recompute=text), Constants(), QWEN.experts)
+        for text in ("none", "moe")
+    )
+    assert again[1] == pytest.approx(4 / 3 * usual[1])
+    assert usual[0] < again[0] < 4 / 3 * usual[0]
+
+
 def test_columns_of_a_table_set_the_switches(tmp_path):
-    head = f"{HEAD},ep,routing,graphs,fused_experts"
-    path = table(tmp_path, "qwen3-30b-a3b,b200,8,64,4096,8,natural,attn,yes", head=head)
-    (run,) = load_runs(path, {}).runs
+    head = f"{HEAD},ep,routing,graphs,fused_experts,precision"
+    rows = (
+        f"qwen3-30b-a3b,b200,8,64,4096,8,natural,{end},mxfp8" for end in ("attn,yes", "full,no")
+    )
+    path = table(tmp_path, *rows, head=head)
+    run, apart = load_runs(path, {}).runs
+    assert not apart.plans[0].fused_experts  # though a graph of the whole step implies it
     plan = run.plans[0]
     assert (plan.routing, plan.graphs, plan.fused_experts) == ("natural", "attn", True)
 

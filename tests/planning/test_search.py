@@ -129,7 +129,7 @@ def test_published_strategies_are_among_the_first_twenty_of_their_search():
     model = replace(load("deepseek-v3"), mtp_layers=1)
     job = replace(job, model=model, gpu="h800", gpus=2048, global_batch=15360, seq_len=4096)
     job = replace(job, trainer="nemo")
-    fixed = {"tp": "1", "precision": "fp8_block", "dispatch": "deepep overlapped"}
+    fixed = {"tp": "1", "precision": "fp8_block", "dispatch": "deepep overlapped (dualpipe)"}
     rows = rank(job, fixed, Constants()).layouts
     place, own = next((n, row) for n, row in enumerate(rows, 1) if row.layout == (1, 16, 1, 64))
     assert place <= 20
@@ -235,6 +235,7 @@ NUMBERS = (
     *("expert-model-parallel-size", "expert-tensor-parallel-size", "q-lora-rank"),
     *("kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"),
     *("moe-shared-expert-intermediate-size", "num-distributed-optimizer-instances"),
+    "moe-mlp-glu-interleave-size",
 )
 SWITCHES = (
     *("group-query-attention", "swiglu", "disable-bias-linear", "bf16", "fp16"),
@@ -243,7 +244,9 @@ SWITCHES = (
     *("moe-grouped-gemm", "moe-enable-deepep", "overlap-moe-expert-parallel-comm"),
     *("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"),
     *("grad-reduce-in-bf16", "use-megatron-fsdp", "no-gradient-accumulation-fusion"),
-    *("moe-pad-expert-input-to-capacity", "te-rng-tracker"),
+    *("moe-pad-expert-input-to-capacity", "te-rng-tracker", "fp8-dot-product-attention"),
+    *("moe-permute-fusion", "moe-router-fusion", "use-transformer-engine-op-fuser"),
+    *("use-precision-aware-optimizer", "no-check-for-nan-in-loss-and-grad"),
 )
 CHOICES = {
     "normalization": ["LayerNorm", "RMSNorm"],
@@ -261,6 +264,8 @@ CHOICES = {
         *("no_shard", "optim", "optim_grads", "optim_grads_params"),
     ],
     "tokenizer-type": ["NullTokenizer"],
+    "exp-avg-dtype": ["fp32", "fp16", "bf16", "fp8"],
+    "exp-avg-sq-dtype": ["fp32", "fp16", "bf16", "fp8"],
     "ckpt-format": ["torch", "torch_dist", "fsdp_dtensor"],
 }
 MODULES = ["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
@@ -325,6 +330,44 @@ def test_megatron_accepts_the_arguments_of_every_layout(trainer, name, gpus):
 )
 def test_options_that_exclude_or_need_each_other_are_found(change, rules):
     assert len(launch.violations(change, launch.MEGATRON_RULES)) == rules
+
+
+def test_every_switch_of_a_strategy_is_an_argument():
+    plan = replace(SMALL, model=load("qwen3-30b-a3b"), ep=8, gpu="gb200", precision="mxfp8")
+    usual = launch.launch("megatron", plan).split(" \\\n")
+    switches = {
+        "fused_experts": (True, "--use-transformer-engine-op-fuser"),
+        "fp8_attention": (True, "--fp8-dot-product-attention"),
+        "moments": ("bf16", "--exp-avg-sq-dtype bf16"),
+        "graphs": ("full", "--no-check-for-nan-in-loss-and-grad"),
+        "dispatch": ("alltoall capacity", "--moe-expert-capacity-factor 1"),
+    }
+    for name, (value, argument) in switches.items():
+        changed = launch.launch("megatron", replace(plan, **{name: value})).split(" \\\n")
+        assert argument in changed
+        assert argument not in usual
+    with pytest.raises(ConfigError, match="precision-aware-optimizer needs --use-distributed"):
+        launch.launch("megatron", replace(plan, moments="bf16", sharding="ddp"))
+
+
+def test_a_search_tries_the_dispatcher_of_the_machine_and_fused_experts():
+    model = load("qwen3-30b-a3b")
+    rack = replace(SMALL, model=model, gpu="gb200", domain=72, precision="mxfp8")
+    for job, kind in ((replace(SMALL, model=model), "deepep"), (rack, "hybridep")):
+        plans = [row.plan for row in rank(job, {"tp": "1", "pp": "1"}, Constants()).plans]
+        kinds = {plan.dispatch.split()[0] for plan in plans}
+        assert kinds == {"alltoall", kind}
+        assert {plan.fused_experts for plan in plans} == {job.precision == "mxfp8"}
+
+
+def test_the_printed_strategy_of_a_search_has_its_price():
+    words = ("--model", "qwen3-30b-a3b", "--world-size", "16", "--global-batch", "64")
+    more = (*words, "--cluster", "gb200", "--precision", "fp8", "--json")
+    for row in json.loads(invoke("plan", *more).stdout)["layouts"]:
+        price = invoke("plan", "price", *more[:-3], "--json", "--strategy", row["strategy"])
+        again = json.loads(price.stdout)
+        assert again["strategy"] == row["strategy"]
+        assert again["step_ns"] == row["step_ns"]
 
 
 def test_graphs_and_recompute_of_parts_are_printed():
