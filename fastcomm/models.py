@@ -57,6 +57,8 @@ _NAMES = {
     "nope": ("qk_nope_head_dim",),
     "rope": ("qk_rope_head_dim",),
     "value": ("v_head_dim",),
+    "mtp_layers": ("num_nextn_predict_layers",),
+    "window": ("sliding_window",),
 }
 _MOST = 1 << 40  # largest number in a configuration
 _GATED = ("silu", "swish", "swiglu")
@@ -399,8 +401,18 @@ def _model(config: dict[str, Any], path: Path) -> Model:
         latent=latent,
         experts=_experts(config, path, ffn),
         tied=bool(config.get("tied", config.get("tie_word_embeddings", False))),
+        mtp_layers=_number(config, "mtp_layers", path, 0),
+        window=_number(config, "window", path, 0) if _alternates(config) else 0,
         has_sinks=config.get("model_type") == "gpt_oss",
     )
+
+
+def _alternates(config: dict[str, Any]) -> bool:
+    """Whether every second layer has a window, as the only use of one that is priced."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return bool(kinds) and 2 * kinds.count("sliding_attention") == len(kinds)
+    return config.get("model_type") == "gpt_oss" or "window" in config
 
 
 def _latent(config: dict[str, Any], path: Path) -> Latent | None:
@@ -448,7 +460,7 @@ def _number(config: dict[str, Any], key: str, path: Path, default: int | None = 
     return value
 
 
-def checked(model: Model, path: Path) -> Model:
+def checked(model: Model, path: Path | str) -> Model:
     """Return the model of a file; raise ConfigError if its sizes contradict each other."""
     heads, layers, experts = model.heads, model.layers, model.experts
     problem = ""
@@ -546,7 +558,8 @@ def load_models(path: Path) -> dict[str, Model]:
         name = row.values["name"]
         if name in models:
             raise ConfigError(f"{where}: model {shortened(name)} is repeated")
-        models[name] = checked(_model_of_row(row.values, f"{where}: {shortened(name)}"), path)
+        model = f"{where}: {shortened(name)}"
+        models[name] = checked(_model_of_row(row.values, model), model)
     return models
 
 

@@ -239,6 +239,9 @@ class Plan:
             "routing": ROUTING,
             "moments": MOMENTS,
         }
+        kind, *more = self.dispatch.split() or [""]
+        if kind not in DISPATCHES or any(m not in _WAYS and m[0] != "(" for m in more):
+            raise invalid_value("dispatch", self.dispatch, f"one of {', '.join(DISPATCHES)}")
         for name, values in names.items():
             if name == "recompute" and self._is_partial_recompute():
                 continue
@@ -263,6 +266,12 @@ class Plan:
         router = "moe_router"
         needs = (
             ("fused-experts", self.fused_experts, "precision mxfp8", self.precision == "mxfp8"),
+            (
+                "graphs",
+                bool(graphs),
+                "a trainer with CUDA graphs",
+                self.trainer_rules.has_graphs,
+            ),
             ("fp8-attention", self.fp8_attention, "a precision in FP8", is_fp8),
             ("mla_up_proj", "mla_up_proj" in self.modules, "latent attention", is_latent),
             ("moe_preprocess", "moe_preprocess" in graphs, router, router in graphs),
@@ -318,11 +327,10 @@ class Plan:
 
     def _check_experts(self) -> None:
         """Raise `ConfigError` unless `ep` and `etp` divide the experts and their ranks."""
-        experts, kind, *more = self.model.experts, *(self.dispatch.split() or [""])
-        if kind not in DISPATCHES or any(m not in _WAYS and m[0] != "(" for m in more):
-            raise invalid_value("dispatch", self.dispatch, f"one of {', '.join(DISPATCHES)}")
+        experts, more = self.model.experts, self.dispatch.split()[1:]
         if not experts:
-            for name, default in (("ep", 1), ("etp", 1), ("dispatch", DISPATCHES[0])):
+            usual = {"ep": 1, "etp": 1, "dispatch": DISPATCHES[0], "routing": ROUTING[0]}
+            for name, default in usual.items():
                 if (value := getattr(self, name)) != default:
                     raise ConfigError(f"{name} {value}: {self.model.name} has no experts")
             return

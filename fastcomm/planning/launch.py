@@ -1,12 +1,14 @@
 """Arguments of trainers for a plan, and which of them exclude or need each other, as data.
 
-The options are those of Megatron-Core 0.14 and torchtitan 0.2; CUDA graphs of parts of a layer
-need Megatron-Core 0.16.
+The options are those of Megatron-Core 0.16 and torchtitan 0.2. They have the sizes of a model
+and the strategy, not what its weights need besides: norms of queries and keys, groups of the
+router, windows, sinks.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fastcomm.errors import ConfigError
 from fastcomm.models import Model
@@ -23,6 +25,7 @@ MEGATRON_RULES = (
     "--decoder-last-pipeline-num-layers needs --pipeline-model-parallel-size >1",
     "--decoder-last-pipeline-num-layers excludes --account-for-embedding-in-pipeline-split",
     "--decoder-last-pipeline-num-layers excludes --account-for-loss-in-pipeline-split",
+    "--pipeline-model-parallel-layout excludes --num-virtual-stages-per-pipeline-rank",
     "--overlap-param-gather needs --use-distributed-optimizer",
     "--overlap-param-gather needs --overlap-grad-reduce",
     "--recompute-method needs --recompute-granularity full",
@@ -254,17 +257,28 @@ def _split(plan: Plan) -> _Options:
     layers, parts = plan.model.layers, plan.pp * plan.vp
     if layers % parts == 0:
         return options
+    if plan.model.mtp_layers:
+        return _stage_layout(plan, parts)
     ends = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
     for count in (1, 2):
         if (layers + count) % parts == 0:
             return options | dict.fromkeys(ends[2 - count :], True)
     last = layers - (plan.pp - 1) * -(-layers // plan.pp)
     if virtual or last < 1:
-        raise ConfigError(
-            f"{parts} virtual stages do not divide {layers} layers, nor with embedding and "
-            "head as layers; fix another pp or vp with --fix"
-        )
+        return _stage_layout(plan, parts)
     return options | {"--decoder-last-pipeline-num-layers": last}
+
+
+def _stage_layout(plan: Plan, parts: int) -> _Options:
+    """Return the units of each virtual stage: embedding E, layers t, further tokens m, loss L.
+
+    The number of virtual stages follows from it.
+    """
+    model = plan.model
+    units = "E" + "t" * model.layers + "m" * model.mtp_layers + "L"
+    cuts = [len(units) * place // parts for place in range(parts + 1)]
+    stages = "|".join(units[start:end] for start, end in pairwise(cuts))
+    return {"--pipeline-model-parallel-layout": f"'{stages}'"}
 
 
 def _recompute(plan: Plan) -> _Options:

@@ -37,6 +37,7 @@ from fastcomm.units import GIB, parse_quantity
 REQUIRED = ("model", "gpu", "gpus", "global_batch", "seq_len")
 _ROW = Mapping[str, str]
 _MOST = 1 << 50  # sequences, tokens
+_LEAST = 1e-6  # of measured quantities
 _NODE = 8  # GPUs of a usual node; an NVLink domain of more has many nodes
 _TRIED = {
     "micro_batch": ("1", "2", "4", "8"),
@@ -230,8 +231,8 @@ def _positive(row: _ROW, name: str) -> float | None:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not 0 < value < float("inf"):
-        raise invalid(name, shortened(text), "a number above 0, as in 1234.5")
+    if not _LEAST <= value <= _MOST:
+        raise invalid(name, shortened(text), f"a number above 0, {_LEAST:g} to {_MOST:.0e}")
     return value
 
 

@@ -193,6 +193,8 @@ def search_plans(options: PlanOptions) -> PlanSearch:
     values = strategy_values(options.fix or "", "--fix")
     if "dp" in values:
         raise ConfigError("--fix dp: it follows from the GPUs; fix tp, pp and cp")
+    if values.get("routing", job.routing) != job.routing:
+        raise ConfigError(f"--fix routing: --routing says {job.routing}; drop one of them")
     result = rank(job, values, Constants())
     texts = [*unmeasured(job), *filter(None, [cluster.note])]
     return replace(result, note="; ".join(dict.fromkeys(texts)))

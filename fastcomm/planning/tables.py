@@ -125,6 +125,10 @@ def show_search(result: PlanSearch, top: int) -> None:
     say(console, _SEARCH_LEGEND, hanging=2, style="dim")
 
 
+# Columns that a narrow terminal does not show, the first ones first.
+_DROPPED = ("sharding", "step", "data", "MFU", "dispatch")
+
+
 def _layouts(prices: Sequence[PlanPrice]) -> TerminalTable:
     """Return the table of the fastest strategy of each layout."""
     plans = [price.plan for price in prices]
@@ -135,9 +139,7 @@ def _layouts(prices: Sequence[PlanPrice]) -> TerminalTable:
     sizes = ["tensor", "pipeline", *(name for name, used in optional.items() if used), "data"]
     methods = ["sharding", "recompute", *(["dispatch"] if optional["expert"] else [])]
     columns = ("micro-batches", *methods, "step", "tokens/s/GPU", "MFU", "GiB")
-    rows = table(
-        "layout", *sizes, *columns, "bottleneck", drop=("sharding", "step", "data", "MFU")
-    )
+    rows = table("layout", *sizes, *columns, "bottleneck", drop=_DROPPED)
     for place, price in enumerate(prices, 1):
         plan = price.plan
         virtual = f" x {plan.vp}" if plan.vp > 1 else ""
@@ -287,3 +289,5 @@ def show_calibration(fit: RunCalibration) -> None:
         "out",
         hanging=2,
     )
+    if fit.fitted > fit.before:
+        notes(["the fit does not lessen the median error: shipped constants serve these runs"])

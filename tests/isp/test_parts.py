@@ -59,6 +59,16 @@ def test_a_model_is_read_from_hugging_face_and_from_toml(tmp_path):
     path.write_text(json.dumps(said))
     llama = load_model("llama3-8b")
     assert replace(load_model(tmp_path), name=llama.name) == llama
+    halves = ["sliding_attention", "full_attention"] * 16
+    for more, window in (
+        ({"sliding_window": 128, "layer_types": halves}, 128),
+        ({"sliding_window": 128, "model_type": "gpt_oss"}, 128),
+        ({"sliding_window": 128}, 0),  # of all layers: none has the price of a window
+        ({"sliding_window": None, "layer_types": ["full_attention"] * 32}, 0),
+    ):
+        path.write_text(json.dumps(said | more | {"num_nextn_predict_layers": 1}))
+        assert (load_model(path).window, load_model(path).mtp_layers) == (window, 1)
+    path.write_text(json.dumps(said))
     toml = tmp_path / "m.toml"
     toml.write_text('hidden = 1024\nheads = 8\nlayers = 4\nmlp = "gelu"\n')
     assert load_model(toml).layer_parameters == 12 * 1024**2

@@ -59,6 +59,9 @@ def test_models_of_a_table_come_with_the_runs(tmp_path):
     path = table(tmp_path, "mine,a100,8,64,2048", "sparse,b200,8,64,2048")
     document = json.loads(invoke("plan", "evaluate", path, "--json").stdout)
     assert [row["model"] for row in document["rows"]] == ["mine", "sparse"]
+    models.write_text(models.read_text().replace("64,8,1024", "64,65,1024"))
+    with pytest.raises(ConfigError, match="line 3: sparse: top_k is 65"):
+        load_models(models)
 
 
 def test_calibration_finds_a_slower_gemm_again(tmp_path):

@@ -129,6 +129,7 @@ def test_a_table_without_runs_or_columns_is_refused(tmp_path, rows, head, messag
         (f"{GOOD},-1", f"{HEAD},tokens_per_s_per_gpu", "expected a number above 0"),
         (f"{GOOD},0", f"{HEAD},tokens_per_s_per_gpu", "expected a number above 0"),
         (f"{GOOD},nan", f"{HEAD},memory_gib", "expected a number above 0"),
+        (f"{GOOD},1e-308", f"{HEAD},memory_gib", "expected a number above 0"),
         (f"{GOOD},foo", f"{HEAD},date", "invalid date 'foo': expected a year or a month"),
         (f"{GOOD},2024-13", f"{HEAD},date", "invalid date '2024-13'"),
         (f"{GOOD},01/02/2024", f"{HEAD},date", "invalid date '01/02/2024'"),

@@ -196,6 +196,8 @@ def test_a_batch_counts_sequences():
         (("--fix", "size=8"), "--fix: invalid 'size=8': expected KEY=VALUE"),
         (("--fix", "dp=8"), "it follows from the GPUs"),
         (("--fix", "recompute=some"), "invalid recompute 'some'"),
+        (("--routing", "natural", "--fix", "routing=forced"), "--routing says natural"),
+        (("--fix", "dispatch=some"), "invalid dispatch 'some'"),
         (("--precision", "fp4"), "invalid precision 'fp4'"),
         (("--precision", "mxfp8"), "H100-SXM has no MX formats"),
         (("--global-batch", "4Mi"), "at most 1048576 sequences; tokens are not counted"),
@@ -287,6 +289,7 @@ def megatron_parser():
         "--cuda-graph-scope", nargs="*", choices=["full_iteration", *GRAPHS[1:]]
     )
     parser.add_argument("--moe-layer-freq")
+    parser.add_argument("--pipeline-model-parallel-layout")
     return parser
 
 
@@ -433,3 +436,16 @@ def test_torchtitan_refuses_what_it_lacks(change, message):
         launch.launch(
             "torchtitan", replace(SMALL, **{"trainer": "fsdp2", "sharding": "zero3", **change})
         )
+
+
+@pytest.mark.parametrize(("pp", "vp", "mtp"), [(8, 4, 0), (4, 4, 1), (16, 4, 1), (6, 5, 0)])
+def test_stages_that_no_count_of_layers_fills_are_laid_out(pp, vp, mtp):
+    model = replace(load("deepseek-v3"), mtp_layers=mtp)
+    plan = replace(SMALL, model=model, gpus=pp * 8, pp=pp, vp=vp, ep=8)
+    text = launch.launch("megatron", plan).replace(" \\\n", " ")
+    layout = re.search(r"--pipeline-model-parallel-layout '(\S+)'", text)[1]
+    assert layout.replace("|", "") == "E" + "t" * 61 + "m" * mtp + "L"
+    sizes = [len(stage) for stage in layout.split("|")]
+    assert len(sizes) == pp * vp
+    assert max(sizes) - min(sizes) <= 1
+    assert "--num-virtual-stages-per-pipeline-rank" not in text
