@@ -45,6 +45,7 @@ BATCH = "Model and batch"
 SPACE = "Search space"
 COST = "Cost model"
 STRATEGY = "Strategy"
+QUERY = "Query"
 OUTPUT = "Output"
 
 _INFO = "fastcomm"  # key of the metadata of a field

@@ -23,6 +23,7 @@ from fastcomm.option_fields import build, shows, takes
 from fastcomm.options import ReadOptions
 from fastcomm.preparation import open_traces
 from fastcomm.report.options import ReportOptions
+from fastcomm.sql.options import SqlOptions
 from fastcomm.stragglers.options import StragglerOptions
 from fastcomm.trace.run import named_ranks
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from fastcomm.hang.result import Hang
     from fastcomm.info.info import Info
     from fastcomm.metrics.result import Metrics
+    from fastcomm.sql.result import QueryResult
+    from fastcomm.sql.run_tables import RunTables
     from fastcomm.stragglers.analysis import StragglerResult
     from fastcomm.trace.run import SkippedRank
     from fastcomm.trace.trace import Trace
@@ -65,6 +68,7 @@ class Run:
         self.paths = paths
         self.options = options
         self._traces = open_traces(paths, options, executor_of(workers))
+        self._tables: RunTables | None = None  # what queries have measured
 
     def __repr__(self) -> str:
         """Return a text with the paths and the ranks."""
@@ -208,6 +212,48 @@ class Run:
         from fastcomm.device_work.analysis import sum_kernels
 
         return sum_kernels(self._traces, options)
+
+    @shows(SqlOptions)
+    @python_names()
+    def sql(self, query: str, **options: Any) -> "QueryResult":
+        """Answer an SQL query on the run as `fastcomm sql` does, with DuckDB.
+
+        What a query measures of all ranks is kept for the next one.
+
+        Parameters
+        ----------
+        query
+            One statement that reads, such as "select rank, idle_ns from ranks".
+        **options
+            Fields of `SqlOptions`.
+
+        Returns
+        -------
+        QueryResult
+            The rows by `to_arrow()`, and in `reads` what was read for them. Times are ns.
+
+        Raises
+        ------
+        ConfigError
+            If an option is invalid, or the query is no SQL, names no view or column, or would
+            change something.
+        FastcommError
+            If DuckDB is missing, a limit is exceeded, or a rank cannot be read, which `open`
+            may allow.
+
+        """
+        from fastcomm.sql.database import Database
+        from fastcomm.sql.run_tables import RunTables
+
+        check_type(query, str, "sql: query", 'a text, as in sql("from ranks")')
+        limits = build(SqlOptions, options, "sql")
+        if self._tables is None:
+            self._tables = RunTables(self._traces)
+        with Database(self._tables, limits) as database:
+            statements = database.statements(query)
+            if len(statements) != 1:
+                raise ConfigError(f"sql: {len(statements)} statements; pass one")
+            return database.query(statements[0])
 
     @takes(PathOptions)
     def critical_path(self, options: PathOptions) -> "CriticalPath":

@@ -31,6 +31,7 @@ COMMANDS = {
     "report": "Write an HTML page of all metrics, causes first",
     "compare": "Compare two runs: what changed, and what it costs",
     "kernels": "List the kernels of a run: how long, how often, where",
+    "sql": "Answer SQL queries on the ranks, steps and events of a run",
     "critical-path": "Find the chain of work that determines the step time",
     "what-if": "Predict the step time with some work made faster",
     "stragglers": "Find the stragglers of a job from a table of operations",

@@ -412,7 +412,7 @@ def compare(
             f"before counts {before.get('bytes')} bytes and after {after.get('bytes')}: "
             "measure both with the same bytes option"
         )
-    old, new = dict(_scalars(before)), dict(_scalars(after))
+    old, new = dict(scalars(before)), dict(scalars(after))
     names = [*old, *(name for name in new if name not in old)]
     values = {
         name: Value(name=name, before=old.get(name), after=new.get(name)) for name in names
@@ -470,12 +470,12 @@ def metrics_document(metrics: "Metrics | Object", name: str) -> Object:
     return {key: value for key, value in document.items() if key != "schema_version"}
 
 
-def _scalars(value_or_object: Any, name: str = "") -> Iterator[tuple[str, float | None]]:
+def scalars(value_or_object: Any, name: str = "") -> Iterator[tuple[str, float | None]]:
     """Yield the numbers of a JSON object by their dotted paths; None if unknown."""
     if isinstance(value_or_object, Mapping):
         for key, value in value_or_object.items():
             inner = _by_name(key, value) if isinstance(value, list) else value
-            yield from _scalars(inner, f"{name}.{key}" if name else key)
+            yield from scalars(inner, f"{name}.{key}" if name else key)
     elif value_or_object is None or (
         isinstance(value_or_object, int | float) and not isinstance(value_or_object, bool)
     ):

@@ -5,11 +5,13 @@ Warnings of ranks that differ only in counts of events are merged, with the coun
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
+
+import pyarrow as pa
 
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.trace.tags import without_effect
@@ -24,6 +26,9 @@ MOST_RANKS = 1 << 22  # far above any job: a larger number is damage
 # a format cannot leave out columns (`schema.COLUMN_SETS`), it reads all.
 Content = Literal["all", "work", "metrics", "kernels", "launches", "flops"]
 WITH_HOST = ("all", "launches")  # with events of the host
+# Returns the named columns of a rank's events, of at least these kinds (None: all). The table
+# lacks columns that no event has; it is None if the options of reading change them.
+ColumnReader = Callable[[Sequence[str], Collection[str] | None], pa.Table | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,8 @@ class Source:
     path: Path
     size: int  # bytes of the file, compressed or not
     reader: Callable[[Content], Trace]  # has to be picklable, for workers
+    # Of a stored rank: reads some columns of `store.layout.COLUMNS` and `ARGS` alone.
+    column_reader: ColumnReader | None = None
 
     def read(self, content: Content = "work") -> Trace:
         """Read the part of the trace that an analysis needs. Raises `FastcommError`."""

@@ -1,7 +1,7 @@
 """Read a store: a directory of Parquet files, one per rank."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -136,6 +136,78 @@ def read(
         effective = replace(effective, iterations=replace(effective.iterations, clock=clock))
         return reapplied(trace, effective, stored)
     return trace.on_host_clock() if clock == "host" else trace
+
+
+_OF_TAGS = {"tag", "tag_source"}  # columns that options of reading change
+
+
+def read_columns(
+    file: StoredFile,
+    options: TraceOptions,
+    names: Sequence[str],
+    kinds: Collection[str] | None = None,
+) -> pa.Table | None:
+    """Read some columns of the events of one rank of a store, in the order of the file.
+
+    Parameters
+    ----------
+    file
+        The file of the rank.
+    options
+        How the run is read.
+    names
+        Columns of `layout.COLUMNS` and `schema.ARGS`; those that the file lacks are left out.
+    kinds
+        Kinds of the events that are needed; other sections of the file are skipped. None: all.
+
+    Returns
+    -------
+    pyarrow.Table or None
+        None if the options find other parallelisms than the store has, and `names` has them.
+
+    Raises
+    ------
+    TraceFileError
+        If the file is damaged, is of another rank or source, or lacks events of the host.
+
+    """
+    from fastcomm import arrow_files
+
+    path = file.path
+    with opened(path, with_operands=True) as parquet:
+        metadata = _about(parquet, path)
+        _check_contents(metadata, path, file.rank, is_whole=True)
+        check_provenance(metadata, file.provenance, path)
+        stored = restored(metadata["reading"])
+        if over(options, stored).tags != stored.tags and _OF_TAGS.intersection(names):
+            return None
+        file_schema = parquet.schema_arrow
+        columns = [name for name in names if name in file_schema.names]
+        _check_texts(file_schema, columns)
+        groups = _groups_with(metadata["row_groups"], kinds)
+        arrow_files.check(parquet.metadata, path.stat().st_size, path, columns, groups)
+        rows = parquet.read_row_groups(groups, columns=columns)
+        arrow_files.check_codes(rows)
+        for column in rows.columns:
+            if pa.types.is_dictionary(column.type):
+                for chunk in column.chunks:
+                    chunk.dictionary.validate(full=True)
+        return rows
+
+
+def _groups_with(counts: Sequence[int], kinds: Collection[str] | None) -> list[int]:
+    """Return the row groups that may have events of some kinds.
+
+    `counts` are the numbers of row groups of each section. The first section has communication
+    of any kind, and is always read.
+    """
+    groups: list[int] = []
+    begin = 0
+    for count, own in zip(counts, layout.SECTIONS.values(), strict=True):
+        if kinds is None or begin == 0 or set(kinds).intersection(own):
+            groups += range(begin, begin + count)
+        begin += count
+    return groups
 
 
 def _check_contents(
@@ -402,8 +474,13 @@ def find(paths: Sequence[Path], config: Config) -> RankSources:
 
 def _source(file: StoredFile, options: TraceOptions) -> Source:
     """Return a stored rank as an input, whose function reads it when it is called."""
-    reader = partial(_read, file, options)
-    return Source(rank=file.rank, path=file.path, size=file.size, reader=reader)
+    return Source(
+        rank=file.rank,
+        path=file.path,
+        size=file.size,
+        reader=partial(_read, file, options),
+        column_reader=partial(read_columns, file, options),
+    )
 
 
 def _read(file: StoredFile, options: TraceOptions, content: Content) -> Trace:

@@ -103,7 +103,7 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
     """
     comm = _ordered(trace)
     sections = _sections(trace, comm)
-    table = _table(trace, comm)
+    table = stored_rows(trace, comm)
     about = {
         "layout": layout.LAYOUT,
         **provenance,
@@ -196,8 +196,23 @@ def _sections(trace: Trace, comm: pa.Table) -> list[Ints]:
     return [np.flatnonzero(section == place) for place in range(len(layout.SECTIONS))]
 
 
-def _table(trace: Trace, comm: pa.Table) -> pa.Table:
-    """Return all columns of the file, with the rows of the trace."""
+def stored_rows(trace: Trace, ordered: pa.Table | None = None) -> pa.Table:
+    """Return all columns of the file of a trace, with a row per event by start.
+
+    Parameters
+    ----------
+    trace
+        The trace, with all columns of events and communication.
+    ordered
+        Its communication sorted by event; None sorts it.
+
+    Raises
+    ------
+    SchemaError
+        If the communication does not fit the events.
+
+    """
+    comm = _ordered(trace) if ordered is None else ordered
     events, rows = trace.events, trace.events.num_rows
     lane = events["lane"].combine_chunks()
     index = np.full(rows, NONE, np.int64)

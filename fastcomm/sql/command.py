@@ -1,0 +1,153 @@
+"""``fastcomm sql``."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from fastcomm.cli.commands import OptionsCommand, option, options_of
+from fastcomm.cli.messages import say, warn
+from fastcomm.cli.results import (
+    ResultFiles,
+    exit_if_skipped,
+    print_json,
+    result_options,
+    say_skipped,
+    top_option,
+)
+from fastcomm.cli.runs import ExecutionOptions, builds, opened_run, run_options, with_options
+from fastcomm.errors import ConfigError
+from fastcomm.option_fields import OUTPUT
+from fastcomm.options import ReadOptions
+from fastcomm.sql.options import SqlOptions
+
+if TYPE_CHECKING:
+    from fastcomm.sql.database import Database
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm sql traces/ "select rank, wait_caused_ns from ranks order by 2 desc"
+  fastcomm sql store/ "select name, duration_ns from events where rank = 3" --format csv
+  fastcomm sql traces/ .tables
+  fastcomm sql traces/ < questions.sql
+  fastcomm sql traces/
+"""
+_ROWS = 40  # of a printed table, unless --top says otherwise
+_MOST_LETTERS = 1 << 20  # of standard input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedRows:
+    """How the rows of a query are printed."""
+
+    top: int | None = None
+    format_: str = "table"
+
+
+@click.command("sql", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
+@click.argument("path", metavar="PATH")
+@click.argument("query", required=False, metavar="[QUERY]")
+@top_option(_ROWS, all_in_json=True)
+@option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "csv", "json"]),
+    default="table",
+    group=OUTPUT,
+    is_common=True,
+    not_with=("--json",),
+    help="Format to write. CSV and JSON have all rows, or those of --top.",
+)
+@with_options(options_of(SqlOptions))
+@builds(shown=PrintedRows, limits=SqlOptions)
+@run_options
+@result_options("query.json, and all rows as CSV and Parquet", html=False)
+def run(
+    *,
+    path: str,
+    query: str | None,
+    shown: PrintedRows,
+    limits: SqlOptions,
+    files: ResultFiles,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+) -> None:
+    """Answer SQL queries on a run, with DuckDB.
+
+    PATH is a directory, file or glob of traces, or a store of fastcomm ingest. QUERY is one or
+    several statements, or a command such as .tables or .schema VIEW. Without it, statements
+    are typed at a prompt, or read from standard input.
+
+    Only what a query touches is read: its columns, and the ranks that its conditions allow. A
+    query changes nothing, and reads no other file. Needs the extra: pip install 'fastcomm[sql]'
+    """
+    from fastcomm.sql import prompt
+    from fastcomm.sql.database import Database
+    from fastcomm.sql.run_tables import RunTables
+
+    if query is not None and query.lstrip().startswith("."):
+        prompt.dot_command(query)
+        return
+    with opened_run([path], reading, execution) as opened:
+        tables = RunTables(opened)
+        with Database(tables, limits) as database:
+
+            def answer(text: str) -> None:
+                _answer(database, text, shown, files)
+
+            if query is not None:
+                answer(query)
+            elif sys.stdin is not None and sys.stdin.isatty():
+                prompt.converse(answer)
+            else:
+                _answer_all(sys.stdin, answer)
+        exit_if_skipped(tables.skipped)
+
+
+def _answer_all(lines: TextIO | None, answer: Callable[[str], None]) -> None:
+    """Answer the statements and commands of standard input; an error ends it."""
+    from fastcomm.sql import prompt
+
+    text = "" if lines is None else lines.read(_MOST_LETTERS + 1)
+    if len(text) > _MOST_LETTERS:
+        raise ConfigError(f"sql: standard input has more than {_MOST_LETTERS} letters")
+    if not text.strip():
+        raise ConfigError('sql: no query; pass one, as in fastcomm sql PATH "from ranks"')
+    for part in prompt.parts(iter(text.splitlines())):
+        if not part.startswith("."):
+            answer(part)
+        elif not prompt.dot_command(part):
+            return
+
+
+def _answer(database: "Database", text: str, shown: PrintedRows, files: ResultFiles) -> None:
+    """Execute the statements of a text, and print the rows of each."""
+    statements = database.statements(text)
+    if files.output is not None and len(statements) > 1:
+        raise ConfigError("--output: writes the rows of one statement")
+    for statement in statements:
+        _print(database, statement, shown, files)
+
+
+def _print(database: "Database", sql: str, shown: PrintedRows, files: ResultFiles) -> None:
+    """Execute a statement, and print its rows and what was read for them."""
+    from fastcomm.show.files import csv_text, write_result
+    from fastcomm.sql import tables
+
+    is_table = not files.as_json and shown.format_ == "table"
+    default = _ROWS if is_table and files.output is None else None
+    result = database.query(sql, most=default if shown.top is None else shown.top)
+    warn(result.warnings)
+    say_skipped(result.skipped)
+    if result.reads:
+        say(f"read: {'; '.join(map(str, result.reads))}")
+    if files.output is not None:
+        write_result(result, files.output, "query", xlsx=files.xlsx)
+    if files.as_json or shown.format_ == "json":
+        print_json(result)
+    elif shown.format_ == "csv":
+        click.echo(csv_text(result.table), nl=False)
+    else:
+        tables.show(result if shown.top is not None else result.top(_ROWS))

@@ -1,0 +1,263 @@
+"""The tables behind the views of a run, each computed when a query first touches it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from fastcomm.comparison.result import metrics_document, scalars
+from fastcomm.device_work.analysis import sum_kernels
+from fastcomm.device_work.result import Kernels
+from fastcomm.errors import TraceFileError
+from fastcomm.executors.executor import (
+    OpenedRun,
+    annotate_errors,
+    of_each,
+    skipped_rank,
+    unseen,
+)
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.metrics.result import Metrics
+from fastcomm.sql.collectives import matched_collectives
+from fastcomm.sql.events import EventScan
+from fastcomm.sql.result import ViewRead
+from fastcomm.sql.views import COLLECTIVES, EVENTS, KERNELS, RANKS, View
+from fastcomm.trace.run import SkippedRank, Source
+
+_SHARES = 4  # ranks that each worker reads at once, at most
+
+
+@dataclass(slots=True)
+class ReadLog:
+    """What queries have read so far, and which ranks could not be read."""
+
+    columns: dict[str, dict[str, None]]
+    ranks: dict[str, set[int]]
+    skipped: dict[str, SkippedRank]
+
+    @classmethod
+    def empty(cls) -> "ReadLog":
+        """Return a log without an entry."""
+        return cls({}, {}, {})
+
+    def note(self, view: str, columns: Sequence[str]) -> set[int]:
+        """Note columns of a view, and return the set of its ranks, to be filled."""
+        self.columns.setdefault(view, {}).update(dict.fromkeys(columns))
+        return self.ranks.setdefault(view, set())
+
+    def reads(self, run: OpenedRun) -> tuple[ViewRead, ...]:
+        """Return what was read of each view."""
+        return tuple(
+            ViewRead(
+                view=view,
+                columns=tuple(columns),
+                ranks=tuple(sorted(self.ranks[view])),
+                of_ranks=len(run.sources),
+            )
+            for view, columns in self.columns.items()
+        )
+
+
+class RunTables:
+    """The views of a run: results are computed once, events are read by each query.
+
+    All methods are called in the thread that asked the query.
+    """
+
+    def __init__(self, run: OpenedRun) -> None:
+        """Read nothing yet of `run`."""
+        self.run = run
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The metrics of all steps."""
+        return compute_metrics(self.run, MetricsOptions(with_tables=False))
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The device work by name."""
+        return sum_kernels(self.run)
+
+    @cached_property
+    def collectives(self) -> pa.Table:
+        """The matched collectives."""
+        return matched_collectives(self.run)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of what was computed so far."""
+        results = [
+            self.__dict__[name] for name in ("metrics", "kernels") if name in self.__dict__
+        ]
+        own = (warning for result in results for warning in result.warnings)
+        return tuple(dict.fromkeys((*self.run.warnings, *own)))
+
+    @property
+    def skipped(self) -> tuple[SkippedRank, ...]:
+        """Ranks that could not be opened, or not be read by what was computed so far."""
+        results = [
+            self.__dict__[name] for name in ("metrics", "kernels") if name in self.__dict__
+        ]
+        own = (rank for result in results for rank in result.skipped)
+        return tuple(dict.fromkeys((*self.run.skipped, *own)))
+
+    def table(self, view: View, columns: Sequence[str], log: ReadLog) -> pa.Table:
+        """Return columns of a view whose rows are computed, and note the ranks that it takes."""
+        ranks = log.note(view.name, columns)
+        if view.is_listed(columns):
+            return self._listed_ranks().select(columns)
+        ranks.update(self.run.ranks)
+        rows = self._ranks() if view is RANKS else self._computed(view)
+        fields = [view.schema.field(name) for name in columns]
+        values = [rows[field.name].cast(field.type) for field in fields]
+        return pa.table(values, schema=pa.schema(fields))
+
+    def _computed(self, view: View) -> pa.Table:
+        """Return the rows of a view, with at least its columns."""
+        if view is KERNELS:
+            return self.kernels.to_arrow()
+        if view is COLLECTIVES:
+            return self.collectives
+        if view.name == "metrics":
+            return self._metric_values()
+        tables = self.metrics.tables
+        if view.name == "steps":
+            return _renamed(tables["iterations"], {"iteration": "step"})
+        if view.name == "findings":
+            numbers = pa.array(range(1, tables["findings"].num_rows + 1), pa.int64())
+            named = _renamed(tables["findings"], {"group": "group_name"})
+            return named.append_column("number", numbers)
+        return tables["waits"]
+
+    def _metric_values(self) -> pa.Table:
+        """Return the numbers of the JSON document by their paths."""
+        document = metrics_document(self.metrics, "sql")
+        values = dict(scalars(document))
+        return pa.table(
+            {
+                "name": pa.array(list(values), pa.string()),
+                "value": pa.array(list(values.values()), pa.float64()),
+            }
+        )
+
+    def _listed_ranks(self) -> pa.Table:
+        """Return the ranks as the list of files has them."""
+        sources = self.run.sources
+        return pa.table(
+            {
+                "rank": pa.array([source.rank for source in sources], pa.int64()),
+                "path": pa.array([str(source.path) for source in sources], pa.string()),
+                "file_bytes": pa.array([source.size for source in sources], pa.int64()),
+            }
+        )
+
+    def _ranks(self) -> pa.Table:
+        """Return a row per rank with its times, waits and clock."""
+        tables = self.metrics.tables
+        times = _renamed(
+            tables["ranks"],
+            {
+                "iterations": "steps",
+                "mean_ns": "step_mean_ns",
+                "p99_ns": "step_p99_ns",
+                "max_ns": "step_max_ns",
+            },
+        )
+        means = (
+            tables["heat"]
+            .group_by("rank")
+            .aggregate([(name, "mean") for name in ("compute_ns", "exposed_ns", "idle_ns")])
+        )
+        means = _renamed(means, {f"{name}_mean": name for name in _HEAT})
+        waits = pa.Table.from_pylist(
+            [
+                {
+                    "rank": row.rank,
+                    "wait_ns": row.wait_ns,
+                    "transfer_ns": row.transfer_ns,
+                    "wait_caused_ns": row.caused_ns,
+                    "last": row.last,
+                    "collectives": row.collectives,
+                }
+                for row in self.metrics.across.by_rank
+            ],
+            schema=_WAITS,
+        )
+        clocks = _renamed(
+            tables["clocks"].select(["rank", "offset_ns", "spread_ns"]),
+            {"offset_ns": "clock_offset_ns", "spread_ns": "clock_spread_ns"},
+        )
+        rows = self._listed_ranks()
+        for part in (times, means, waits, clocks):
+            rows = rows.join(part, "rank", join_type="left outer")
+        return rows.sort_by("rank")
+
+    def read_events(self, sources: Sequence[Source], scan: EventScan, log: ReadLog) -> pa.Table:
+        """Return the events of some ranks, as few at once as workers need; ranks are noted.
+
+        Raises `FastcommError` if a rank cannot be read, unless the run goes on without.
+        """
+        ranks = log.note(EVENTS.name, scan.needed)
+        tables, whole = [], []
+        for source in sources:
+            try:
+                table = scan.stored(source)
+            except TraceFileError as error:
+                self._skip(source, error, log)
+                continue
+            if table is None:
+                whole.append(source)
+            else:
+                tables.append(table)
+                ranks.add(source.rank)
+        if len(whole) > 1:
+            tables += self._gathered(whole, scan, log)
+        else:
+            tables += [table for source in whole if (table := self._read(source, scan, log))]
+        ranks.update(source.rank for source in whole if str(source.path) not in log.skipped)
+        return pa.concat_tables([scan.schema.empty_table(), *tables])
+
+    def _read(self, source: Source, scan: EventScan, log: ReadLog) -> pa.Table | None:
+        """Read the events of a rank here; None if it is skipped."""
+        try:
+            with annotate_errors(source):
+                return scan.of_trace(source.read(scan.content))
+        except TraceFileError as error:
+            self._skip(source, error, log)
+            return None
+
+    def _gathered(
+        self, sources: Sequence[Source], scan: EventScan, log: ReadLog
+    ) -> tuple[pa.Table, ...]:
+        """Read the events of some ranks in the workers of the run."""
+        part = replace(self.run, sources=tuple(sources), skipped=(), show_progress=unseen)
+        tables, skipped = part.gather(of_each(scan.of_trace, scan.content))
+        log.skipped.update((rank.path, rank) for rank in skipped)
+        return tables
+
+    def _skip(self, source: Source, error: TraceFileError, log: ReadLog) -> None:
+        """Note that a rank is skipped; raise the error unless the run goes on."""
+        if not self.run.keep_going:
+            raise error
+        log.skipped[str(source.path)] = skipped_rank(source, error)
+
+    def batches(self, sources: Sequence[Source]) -> Iterator[Sequence[Source]]:
+        """Yield the ranks to read at once: one, or as many as keep the workers busy."""
+        workers = getattr(self.run.executor, "workers", None)
+        size = 1 if workers == 1 else _SHARES * (workers or 16)
+        for begin in range(0, len(sources), size):
+            yield sources[begin : begin + size]
+
+
+_HEAT = ("compute_ns", "exposed_ns", "idle_ns")
+_WAITS = pa.schema(
+    [("rank", pa.int64())]
+    + [(name, pa.float64()) for name in ("wait_ns", "transfer_ns", "wait_caused_ns")]
+    + [(name, pa.int64()) for name in ("last", "collectives")]
+)
+
+
+def _renamed(table: pa.Table, names: Mapping[str, str]) -> pa.Table:
+    return table.rename_columns([names.get(name, name) for name in table.column_names])
