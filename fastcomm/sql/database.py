@@ -29,7 +29,7 @@ from fastcomm.sql.result import QueryResult, plain_table
 from fastcomm.sql.run_tables import ReadLog, RunTables
 from fastcomm.sql.scans import LazyDataset, event_reader, fields_of
 from fastcomm.sql.views import BY_NAME, EVENTS, VIEWS, View
-from fastcomm.units import format_binary_bytes, format_ns
+from fastcomm.units import format_binary_bytes
 
 if TYPE_CHECKING:
     import duckdb
@@ -247,13 +247,13 @@ class Database:
             rows.schema = reader.schema
             size = 0
             for batch in reader:
-                kept = batch if most is None else batch.slice(0, max(most - rows.count, 0))
+                part = batch if most is None else batch.slice(0, max(most - rows.count, 0))
                 rows.count += batch.num_rows
-                size += kept.nbytes
+                size += part.nbytes
                 if size > self._memory:
                     raise _too_large(self._memory)
-                if kept.num_rows:
-                    rows.batches.append(kept)
+                if part.num_rows:
+                    rows.batches.append(part)
             future.set_result(None)
         except BaseException as error:
             future.set_exception(error)

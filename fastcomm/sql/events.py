@@ -158,7 +158,6 @@ def _labels(trace: Trace, work: Work, name: str) -> pa.Array:
     distinct = [text for text in dict.fromkeys(texts) if text != absent_name(key)]
     code = {text: number for number, text in enumerate(distinct)}
     codes = np.array([code.get(text, NONE) for text in texts], np.int64)
-    column = _spread(trace, work.rows, codes[place] if len(codes) else place)
-    return pa.DictionaryArray.from_arrays(
-        column.cast(pa.int32()), pa.array(distinct, pa.string())
-    )
+    own = np.append(codes, NONE)[place]
+    column = _spread(trace, work.rows, own).cast(pa.int32())
+    return pa.DictionaryArray.from_arrays(column, pa.array(distinct, pa.string()))

@@ -88,23 +88,23 @@ class RunTables:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings of what was computed so far."""
-        results = [
-            self.__dict__[name] for name in ("metrics", "kernels") if name in self.__dict__
-        ]
-        own = (warning for result in results for warning in result.warnings)
+        own = (warning for result in self._results for warning in result.warnings)
         return tuple(dict.fromkeys((*self.run.warnings, *own)))
 
     @property
     def skipped(self) -> tuple[SkippedRank, ...]:
         """Ranks that could not be opened, or not be read by what was computed so far."""
-        results = [
-            self.__dict__[name] for name in ("metrics", "kernels") if name in self.__dict__
-        ]
-        own = (rank for result in results for rank in result.skipped)
+        own = (rank for result in self._results for rank in result.skipped)
         return tuple(dict.fromkeys((*self.run.skipped, *own)))
 
+    @property
+    def _results(self) -> list[Metrics | Kernels]:
+        """Results that were computed so far."""
+        names = ("metrics", "kernels")
+        return [self.__dict__[name] for name in names if name in self.__dict__]
+
     def table(self, view: View, columns: Sequence[str], log: ReadLog) -> pa.Table:
-        """Return columns of a view whose rows are computed, and note the ranks that it takes."""
+        """Return columns of a view whose rows are computed, and note what that takes."""
         ranks = log.note(view.name, columns)
         if view.is_listed(columns):
             return self._listed_ranks().select(columns)

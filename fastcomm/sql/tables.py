@@ -20,11 +20,11 @@ def show(result: QueryResult) -> None:
     """Print the rows that are kept, and how many there are."""
     terminal = plain_console()
     terminal.print(shown(_rows(result)))
-    rows, kept = result.row_count, result.table.num_rows
-    if rows > kept:
+    rows, shown_rows = result.row_count, result.table.num_rows
+    if rows > shown_rows:
         say(
             terminal,
-            f"{counted(rows - kept, 'more row')}; --top N prints N, --format csv prints all",
+            f"{counted(rows - shown_rows, 'more row')}; --top N prints N, --format csv prints all",
         )
     else:
         say(terminal, counted(rows, "row"))
