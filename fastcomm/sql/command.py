@@ -24,12 +24,12 @@ from fastcomm.options import ReadOptions
 from fastcomm.sql.options import SqlOptions
 
 if TYPE_CHECKING:
-    from fastcomm.sql.database import Database
+    from fastcomm.sql.database import RunDatabase
 
 _EXAMPLES = """\b
 Examples:
   fastcomm sql traces/ "select rank, wait_caused_ns from ranks order by 2 desc"
-  fastcomm sql store/ "select name, duration_ns from events where rank = 3" --format csv
+  fastcomm sql store/ "from events where rank = 3" --format csv > rank3.csv
   fastcomm sql traces/ .tables
   fastcomm sql traces/ < questions.sql
   fastcomm sql traces/
@@ -53,7 +53,7 @@ class PrintedRows:
 @option(
     "--format",
     "format_",
-    type=click.Choice(["table", "csv", "json"]),
+    type=click.Choice(["table", "csv", "json", "markdown"]),
     default="table",
     group=OUTPUT,
     is_common=True,
@@ -84,7 +84,7 @@ def run(
     query changes nothing, and reads no other file. Needs the extra: pip install 'fastcomm[sql]'
     """
     from fastcomm.sql import prompt
-    from fastcomm.sql.database import Database
+    from fastcomm.sql.database import RunDatabase
     from fastcomm.sql.run_tables import RunTables
 
     if query is not None and query.lstrip().startswith("."):
@@ -92,7 +92,7 @@ def run(
         return
     with opened_run([path], reading, execution) as opened:
         tables = RunTables(opened)
-        with Database(tables, limits) as database:
+        with RunDatabase(tables, limits) as database:
 
             def answer(text: str) -> None:
                 _answer(database, text, shown, files)
@@ -122,7 +122,7 @@ def _answer_all(lines: TextIO | None, answer: Callable[[str], None]) -> None:
             return
 
 
-def _answer(database: "Database", text: str, shown: PrintedRows, files: ResultFiles) -> None:
+def _answer(database: "RunDatabase", text: str, shown: PrintedRows, files: ResultFiles) -> None:
     """Execute the statements of a text, and print the rows of each."""
     statements = database.statements(text)
     if files.output is not None and len(statements) > 1:
@@ -131,13 +131,13 @@ def _answer(database: "Database", text: str, shown: PrintedRows, files: ResultFi
         _print(database, statement, shown, files)
 
 
-def _print(database: "Database", sql: str, shown: PrintedRows, files: ResultFiles) -> None:
+def _print(database: "RunDatabase", sql: str, shown: PrintedRows, files: ResultFiles) -> None:
     """Execute a statement, and print its rows and what was read for them."""
     from fastcomm.show.files import csv_text, write_result
     from fastcomm.sql import tables
 
-    is_table = not files.as_json and shown.format_ == "table"
-    default = _ROWS if is_table and files.output is None else None
+    is_short = not files.as_json and shown.format_ in ("table", "markdown")
+    default = _ROWS if is_short and files.output is None else None
     result = database.query(sql, most=default if shown.top is None else shown.top)
     warn(result.warnings)
     say_skipped(result.skipped)
@@ -149,5 +149,7 @@ def _print(database: "Database", sql: str, shown: PrintedRows, files: ResultFile
         print_json(result)
     elif shown.format_ == "csv":
         click.echo(csv_text(result.table), nl=False)
+    elif shown.format_ == "markdown":
+        click.echo(tables.markdown(result.top(_ROWS) if shown.top is None else result))
     else:
         tables.show(result if shown.top is not None else result.top(_ROWS))

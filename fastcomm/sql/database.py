@@ -28,7 +28,7 @@ from fastcomm.sql.options import SqlOptions
 from fastcomm.sql.result import QueryResult, plain_table
 from fastcomm.sql.run_tables import ReadLog, RunTables
 from fastcomm.sql.scans import LazyDataset, event_reader, fields_of
-from fastcomm.sql.views import BY_NAME, EVENTS, VIEWS, View
+from fastcomm.sql.views import BY_NAME, EVENTS, VIEWS, RunView
 from fastcomm.units import format_binary_bytes
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class _Rows:
     count: int = 0
 
 
-class Database:
+class RunDatabase:
     """A run that answers SQL; what it has measured of the run is kept between queries.
 
     Parameters
@@ -320,7 +320,7 @@ class Database:
         return connection
 
     def _scan(
-        self, view: View, columns: Sequence[str], condition: Any | None
+        self, view: RunView, columns: Sequence[str], condition: Any | None
     ) -> pa.RecordBatchReader:
         """Return the rows that a query scans; DuckDB calls this in its threads."""
         if view is EVENTS:
@@ -328,7 +328,7 @@ class Database:
         table = self._requests.ask(partial(self._read, view, columns, condition))
         return table.to_reader()
 
-    def _read(self, view: View, columns: Sequence[str], condition: Any | None) -> pa.Table:
+    def _read(self, view: RunView, columns: Sequence[str], condition: Any | None) -> pa.Table:
         """Return the rows of a computed view for which the condition holds."""
         needed = [*dict.fromkeys((*columns, *fields_of(condition, view.schema)))]
         table = self._tables.table(view, needed, self._log)

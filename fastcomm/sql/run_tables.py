@@ -23,7 +23,7 @@ from fastcomm.metrics.result import Metrics
 from fastcomm.sql.collectives import matched_collectives
 from fastcomm.sql.events import EventScan
 from fastcomm.sql.result import ViewRead
-from fastcomm.sql.views import COLLECTIVES, EVENTS, KERNELS, RANKS, View
+from fastcomm.sql.views import COLLECTIVES, EVENTS, KERNELS, RANKS, RunView
 from fastcomm.trace.run import SkippedRank, Source
 
 _SHARES = 4  # ranks that each worker reads at once, at most
@@ -103,7 +103,7 @@ class RunTables:
         names = ("metrics", "kernels")
         return [self.__dict__[name] for name in names if name in self.__dict__]
 
-    def table(self, view: View, columns: Sequence[str], log: ReadLog) -> pa.Table:
+    def table(self, view: RunView, columns: Sequence[str], log: ReadLog) -> pa.Table:
         """Return columns of a view whose rows are computed, and note what that takes."""
         ranks = log.note(view.name, columns)
         if view.is_listed(columns):
@@ -114,7 +114,7 @@ class RunTables:
         values = [rows[field.name].cast(field.type) for field in fields]
         return pa.table(values, schema=pa.schema(fields))
 
-    def _computed(self, view: View) -> pa.Table:
+    def _computed(self, view: RunView) -> pa.Table:
         """Return the rows of a view, with at least its columns."""
         if view is KERNELS:
             return self.kernels.to_arrow()

@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from fastcomm.sql.events import EventScan
 from fastcomm.sql.run_tables import ReadLog, RunTables
-from fastcomm.sql.views import EVENTS, View
+from fastcomm.sql.views import EVENTS, RunView
 from fastcomm.trace.schema import KINDS
 
 
@@ -82,7 +82,7 @@ class LazyDataset(ds.InMemoryDataset):  # type: ignore[misc]
     """
 
     def __init__(
-        self, view: View, scan: Callable[[Sequence[str], Any | None], pa.RecordBatchReader]
+        self, view: RunView, scan: Callable[[Sequence[str], Any | None], pa.RecordBatchReader]
     ) -> None:
         """Make the dataset of a view."""
         super().__init__(view.schema.empty_table())

@@ -5,11 +5,11 @@ from typing import Any
 
 from rich.markup import escape
 
-from fastcomm.show import console
+from fastcomm.show import console, tables
 from fastcomm.show.console import plain_console, say, shortened, shown
 from fastcomm.show.tables import ResultTable, TableColumn
 from fastcomm.sql.result import QueryResult
-from fastcomm.sql.views import VIEWS, View
+from fastcomm.sql.views import VIEWS, RunView
 from fastcomm.units import counted
 
 _LONGEST = 60  # letters of a text, unless --wide is given
@@ -22,10 +22,8 @@ def show(result: QueryResult) -> None:
     terminal.print(shown(_rows(result)))
     rows, shown_rows = result.row_count, result.table.num_rows
     if rows > shown_rows:
-        say(
-            terminal,
-            f"{counted(rows - shown_rows, 'more row')}; --top N prints N, --format csv prints all",
-        )
+        more = counted(rows - shown_rows, "more row")
+        say(terminal, f"{more}; --top N prints N, --format csv prints all")
     else:
         say(terminal, counted(rows, "row"))
 
@@ -50,6 +48,11 @@ def _cell(name: str, row: dict[str, Any]) -> str | None:
     return text if console.WIDE.get() else shortened(text, _LONGEST)
 
 
+def markdown(result: QueryResult) -> str:
+    """Return the rows that are kept as a table of Markdown."""
+    return "\n".join(tables.markdown(_rows(result)))
+
+
 def show_views() -> None:
     """Print the name and the rows of each view."""
     terminal = plain_console()
@@ -59,7 +62,7 @@ def show_views() -> None:
     terminal.print(table)
 
 
-def show_schema(view: View) -> None:
+def show_schema(view: RunView) -> None:
     """Print the columns of a view: type, unit and meaning."""
     terminal = plain_console()
     say(terminal, f"[bold]{view.name}[/]: {escape(view.text)}")

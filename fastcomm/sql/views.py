@@ -40,7 +40,7 @@ class ViewColumn:
 
 
 @dataclass(frozen=True)
-class View:
+class RunView:
     """A view of the run, and where its rows come from."""
 
     name: str
@@ -71,7 +71,7 @@ _TAG = ViewColumn("tag", "VARCHAR", f"parallelism: {', '.join(TAGS)}")
 _OP = ViewColumn("op", "VARCHAR", "operation: AllReduce, AllGather, SendRecv, ...")
 _STEP = ViewColumn("step", "BIGINT", "number of the step, as the marks of the trace count")
 
-RANKS = View(
+RANKS = RunView(
     "ranks",
     "a row per rank of the run",
     (
@@ -95,7 +95,7 @@ RANKS = View(
     ),
 )
 
-STEPS = View(
+STEPS = RunView(
     "steps",
     "a row per step of a rank",
     (
@@ -134,7 +134,7 @@ STEPS = View(
     ),
 )
 
-EVENTS = View(
+EVENTS = RunView(
     "events",
     "a row per event of a rank: kernels, copies, operators, calls, annotations",
     (
@@ -180,7 +180,7 @@ EVENTS = View(
     has_repeated_texts=True,
 )
 
-COLLECTIVES = View(
+COLLECTIVES = RunView(
     "collectives",
     "a row per collective or message that is matched across ranks",
     (
@@ -206,7 +206,7 @@ COLLECTIVES = View(
     ),
 )
 
-WAITS = View(
+WAITS = RunView(
     "waits",
     "a row per rank and parallelism: waits in its matched collectives, per step",
     (
@@ -224,7 +224,7 @@ WAITS = View(
     ),
 )
 
-FINDINGS = View(
+FINDINGS = RunView(
     "findings",
     "a row per finding, as `fastcomm metrics` orders them",
     (
@@ -241,7 +241,7 @@ FINDINGS = View(
     ),
 )
 
-METRICS = View(
+METRICS = RunView(
     "metrics",
     "a row per number of `fastcomm metrics --json`",
     (
@@ -250,7 +250,7 @@ METRICS = View(
     ),
 )
 
-KERNELS = View(
+KERNELS = RunView(
     "kernels",
     "a row per name of device work of all ranks, as `fastcomm kernels` lists them",
     (

@@ -69,6 +69,7 @@ _BASES = {
     "report": "{run} --no-path --no-data",
     "compare": "{run} {run}",
     "kernels": "{run} --json",
+    "sql": "{run} {query} --json",
     "critical-path": "{run} --annotation ProfilerStep",
     "what-if": "{run} --remove gaps --annotation ProfilerStep",
     "stragglers": "{table}",
@@ -113,6 +114,7 @@ def make(folder: Path) -> dict[str, str]:
     exchanges.write_text(EXCHANGES, "utf-8")
     named["exchanges"] = str(exchanges)
     named["hangs"] = str(RECORDED / "hangs" / "finished_moe_0")
+    named["query"] = "from/**/ranks"
     return {**named, "table": str(table), "directory": "made", "shell": "bash"}
 
 
