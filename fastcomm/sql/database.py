@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pyarrow as pa
 
-from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.errors import ConfigError, FastcommError, is_utf8
 from fastcomm.process import make_folder, remove_folder
 from fastcomm.sql.options import SqlOptions
 from fastcomm.sql.result import QueryResult, plain_table
@@ -40,6 +40,7 @@ _SHARE = 4  # of the machine's memory: one in so many
 _ROWS = 1 << 14  # of a batch of the result
 _ENDS_S = 0.5  # within which an interrupted query ends, nearly always
 _POLL_S = 0.05
+_PLAN = "EXPLAIN "
 _NEEDS = "sql needs DuckDB: pip install 'fastcomm[sql]'"
 _READ_ONLY = (
     "only SELECT, FROM, WITH, VALUES, DESCRIBE, SUMMARIZE and SHOW are allowed: "
@@ -175,12 +176,12 @@ class RunDatabase:
 
         if len(text) > _MOST_LETTERS:
             raise ConfigError(f"sql: a query of {len(text)} letters; at most {_MOST_LETTERS}")
+        if not is_utf8(text):
+            raise ConfigError("sql: the query is no valid text: bytes that are not UTF-8")
         try:
             statements = self._connected().extract_statements(text)
         except duckdb.Error as error:
             raise _as_ours(error, text) from error
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"sql: the query is no valid text ({error.reason})") from error
         for statement in statements:
             if statement.type is not duckdb.StatementType.SELECT:
                 name = statement.type.name.replace("_", " ")
@@ -229,7 +230,7 @@ class RunDatabase:
             table=plain_table(pa.Table.from_batches(rows.batches, rows.schema)),
             row_count=rows.count,
             reads=self._log.reads(self._tables.run),
-            skipped=tuple(dict.fromkeys((*self._tables.skipped, *self._log.skipped.values()))),
+            skipped=self._tables.skipped,
             warnings=self._tables.warnings,
         )
 
@@ -267,12 +268,29 @@ class RunDatabase:
         error = future.exception()
         if error is None:
             return
-        self._disconnect()
         if isinstance(error, duckdb.OutOfMemoryException | MemoryError):
+            self._disconnect()
             raise _too_large(self._memory) from error
         if isinstance(error, duckdb.Error):
-            raise _as_ours(error, sql) from error
+            raise self._placed(error, sql) from error
         raise error
+
+    def _placed(self, error: Exception, sql: str) -> FastcommError:
+        """Return an error of DuckDB as ours, with its place where planning shows it.
+
+        Errors of `sql`, which executes without a copy of the rows, lack the place.
+        """
+        import duckdb
+
+        before = 0
+        try:
+            self._connected().execute(f"{_PLAN}{sql}")
+        except duckdb.Error as planned:
+            if not isinstance(planned, duckdb.ParserException):
+                error, before = planned, len(_PLAN)
+        finally:
+            self._disconnect()
+        return _as_ours(error, sql, before)
 
     def _stop(self, connection: "duckdb.DuckDBPyConnection", future: "Future[None]") -> None:
         """End a running query, and give up its connection."""
@@ -368,8 +386,11 @@ def _time_limit(limit: object) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _as_ours(error: Exception, sql: str) -> FastcommError:
-    """Return an error of DuckDB as one line with the place in the query."""
+def _as_ours(error: Exception, sql: str, before: int = 0) -> FastcommError:
+    """Return an error of DuckDB as one line with the place in the query.
+
+    `before` is the number of bytes that DuckDB got before the query.
+    """
     text = str(error)
     try:
         about = json.loads(text[text.index("{") :])
@@ -381,7 +402,7 @@ def _as_ours(error: Exception, sql: str) -> FastcommError:
         message = _no_view(str(about.get("name", "")))
     elif kind == "Permission":
         message = "a query reads the views of the run alone, no file and no network"
-    place = _place(about.get("position"), sql)
+    place = _place(about.get("position"), sql, before)
     return ConfigError(f"sql: {place}{message}")
 
 
@@ -397,11 +418,12 @@ def _no_view(name: str) -> str:
     return f"no view {name!r}{hint} Views: {', '.join(BY_NAME)}"
 
 
-def _place(position: object, sql: str) -> str:
+def _place(position: object, sql: str, skipped: int) -> str:
     """Return the line and column of a position in bytes: "line 1, column 8: "."""
     if not str(position).isdecimal():
         return ""
-    before = sql.encode("utf-8", "replace")[: int(str(position))].decode("utf-8", "ignore")
+    size = max(int(str(position)) - skipped, 0)
+    before = sql.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
     return (
         f"line {before.count(chr(10)) + 1}, column {len(before.rpartition(chr(10))[2]) + 1}: "
     )

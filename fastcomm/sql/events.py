@@ -73,7 +73,7 @@ class EventScan:
             return None
         names = [stored for name in self.needed for stored in _STORED.get(name, (name,))]
         kinds: Collection[str] | None = self.kinds if self.kinds < frozenset(KIND) else None
-        rows = source.column_reader(["rank", *dict.fromkeys(names)], kinds)
+        rows = source.column_reader([*dict.fromkeys(["rank", *names])], kinds)
         return None if rows is None else self._chosen(rows, {})
 
     def of_trace(self, trace: Trace) -> pa.Table:
@@ -104,19 +104,15 @@ def _column(rows: pa.Table, name: str, derived: Mapping[str, pa.Array]) -> Any:
     return pa.nulls(rows.num_rows, EVENTS.schema.field(name).type)
 
 
-def _streams(rows: pa.Table) -> pa.ChunkedArray:
+def _streams(rows: pa.Table) -> pa.Array:
     """Return the number of the stream of device work; null on the host."""
-    chunks = []
-    for thread, is_device in zip(
-        rows["thread"].unify_dictionaries().chunks, rows["is_device"].chunks, strict=True
-    ):
-        numbers = [
-            int(text) if text is not None and text.lstrip("-").isdecimal() else None
-            for text in thread.dictionary.to_pylist()
-        ]
-        stream = pa.array(numbers, pa.int64()).take(thread.indices)
-        chunks.append(pc.if_else(is_device, stream, None))
-    return pa.chunked_array(chunks, pa.int64())
+    thread = rows["thread"].unify_dictionaries().combine_chunks()
+    is_device = rows["is_device"].combine_chunks()
+    numbers = [
+        int(text) if text is not None and text.lstrip("-").isdecimal() else None
+        for text in thread.dictionary.to_pylist()
+    ]
+    return pc.if_else(is_device, pa.array(numbers, pa.int64()).take(thread.indices), None)
 
 
 def _derived(trace: Trace, names: Collection[str]) -> dict[str, pa.Array]:

@@ -31,16 +31,15 @@ _SHARES = 4  # ranks that each worker reads at once, at most
 
 @dataclass(slots=True)
 class ReadLog:
-    """What queries have read so far, and which ranks could not be read."""
+    """What a query has read so far of each view."""
 
     columns: dict[str, dict[str, None]]
     ranks: dict[str, set[int]]
-    skipped: dict[str, SkippedRank]
 
     @classmethod
     def empty(cls) -> "ReadLog":
         """Return a log without an entry."""
-        return cls({}, {}, {})
+        return cls({}, {})
 
     def note(self, view: str, columns: Sequence[str]) -> set[int]:
         """Note columns of a view, and return the set of its ranks, to be filled."""
@@ -69,6 +68,7 @@ class RunTables:
     def __init__(self, run: OpenedRun) -> None:
         """Read nothing yet of `run`."""
         self.run = run
+        self._unread: dict[str, SkippedRank] = {}  # by path: ranks whose events cannot be read
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -95,7 +95,7 @@ class RunTables:
     def skipped(self) -> tuple[SkippedRank, ...]:
         """Ranks that could not be opened, or not be read by what was computed so far."""
         own = (rank for result in self._results for rank in result.skipped)
-        return tuple(dict.fromkeys((*self.run.skipped, *own)))
+        return tuple(dict.fromkeys((*self.run.skipped, *own, *self._unread.values())))
 
     @property
     def _results(self) -> list[Metrics | Kernels]:
@@ -205,7 +205,7 @@ class RunTables:
             try:
                 table = scan.stored(source)
             except TraceFileError as error:
-                self._skip(source, error, log)
+                self._skip(source, error)
                 continue
             if table is None:
                 whole.append(source)
@@ -213,35 +213,33 @@ class RunTables:
                 tables.append(table)
                 ranks.add(source.rank)
         if len(whole) > 1:
-            tables += self._gathered(whole, scan, log)
+            tables += self._gathered(whole, scan)
         else:
-            tables += [table for source in whole if (table := self._read(source, scan, log))]
-        ranks.update(source.rank for source in whole if str(source.path) not in log.skipped)
+            tables += [table for source in whole if (table := self._read(source, scan))]
+        ranks.update(source.rank for source in whole if str(source.path) not in self._unread)
         return pa.concat_tables([scan.schema.empty_table(), *tables])
 
-    def _read(self, source: Source, scan: EventScan, log: ReadLog) -> pa.Table | None:
+    def _read(self, source: Source, scan: EventScan) -> pa.Table | None:
         """Read the events of a rank here; None if it is skipped."""
         try:
             with annotate_errors(source):
                 return scan.of_trace(source.read(scan.content))
         except TraceFileError as error:
-            self._skip(source, error, log)
+            self._skip(source, error)
             return None
 
-    def _gathered(
-        self, sources: Sequence[Source], scan: EventScan, log: ReadLog
-    ) -> tuple[pa.Table, ...]:
+    def _gathered(self, sources: Sequence[Source], scan: EventScan) -> tuple[pa.Table, ...]:
         """Read the events of some ranks in the workers of the run."""
         part = replace(self.run, sources=tuple(sources), skipped=(), show_progress=unseen)
         tables, skipped = part.gather(of_each(scan.of_trace, scan.content))
-        log.skipped.update((rank.path, rank) for rank in skipped)
+        self._unread.update((rank.path, rank) for rank in skipped)
         return tables
 
-    def _skip(self, source: Source, error: TraceFileError, log: ReadLog) -> None:
+    def _skip(self, source: Source, error: TraceFileError) -> None:
         """Note that a rank is skipped; raise the error unless the run goes on."""
         if not self.run.keep_going:
             raise error
-        log.skipped[str(source.path)] = skipped_rank(source, error)
+        self._unread[str(source.path)] = skipped_rank(source, error)
 
     def batches(self, sources: Sequence[Source]) -> Iterator[Sequence[Source]]:
         """Yield the ranks to read at once: one, or as many as keep the workers busy."""

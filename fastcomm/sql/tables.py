@@ -14,6 +14,7 @@ from fastcomm.units import counted
 
 _LONGEST = 60  # letters of a text, unless --wide is given
 _DIGITS = 6
+_WHOLE, _EXACT = 1e5, 1e15  # between these, numbers are printed without decimals
 
 
 def show(result: QueryResult) -> None:
@@ -43,7 +44,8 @@ def _cell(name: str, row: dict[str, Any]) -> str | None:
     if value is None:
         return None
     if isinstance(value, float):
-        return f"{value:.{_DIGITS}g}"
+        is_large = _WHOLE <= abs(value) < _EXACT
+        return f"{value:.0f}" if is_large else f"{value:.{_DIGITS}g}"
     text = str(value)
     return text if console.WIDE.get() else shortened(text, _LONGEST)
 

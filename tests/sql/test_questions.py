@@ -94,8 +94,7 @@ class Answers:
         work = [
             (row["name"], row["stop"] - row["start"], call_of[row["correlation"]])
             for number, row in enumerate(events)
-            if (number in comm or row["kind"] in WORK)
-            and row["correlation"] in call_of
+            if (number in comm or row["kind"] in WORK) and row["correlation"] in call_of
         ]
         return [max(work, key=lambda row: row[1])] if work else []
 
@@ -136,7 +135,9 @@ EXPECTED = {
         own.rows("iterations", "rank", "iteration", "time_ns"),
         key=lambda row: (-row[2], row[0], row[1]),
     )[:5],
-    "What share of the step is compute?": lambda own: [(own.metrics.breakdown.exact["compute"],)],
+    "What share of the step is compute?": lambda own: [
+        (own.metrics.breakdown.exact["compute"],)
+    ],
     "How much communication is exposed, by parallelism?": lambda own: sorted(
         (f"breakdown.exact.{name}", share)
         for name, share in own.metrics.breakdown.exact.items()
