@@ -78,6 +78,8 @@ CALLS = [
     ("kernels", "kernels {run} --by operator --step 10", 0),
     ("kernels", "kernels {run} --by pass", 0),
     ("kernels", "kernels {damaged} --by stream --keep-going", 3),
+    ("sql", "sql {run} from/**/ranks", 0),
+    ("sql", "sql {damaged} select/**/count(rank)from/**/events --keep-going", 3),
     ("critical-path", "critical-path {run}", 0),
     ("critical-path", "critical-path {run} --compat hta", 0),
     ("critical-path", "critical-path {damaged} --keep-going", 3),
