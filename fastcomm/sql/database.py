@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
+from math import inf
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -87,9 +88,12 @@ class _Requests:
         """Tell the thread that asked that the query has ended."""
         self._queue.put(None)
 
-    def serve(self) -> None:
-        """Call functions until the query has ended. Raises the first error of one."""
-        while (request := self._next()) is not None:
+    def serve(self, deadline: float) -> None:
+        """Call functions until the query has ended. Raises the first error of one.
+
+        Raises `_TimeOut` where it waits after the deadline, in s of `monotonic`.
+        """
+        while (request := self._next(deadline)) is not None:
             function, future = request
             try:
                 future.set_result(function())
@@ -97,9 +101,11 @@ class _Requests:
                 future.set_exception(_StoppedError())
                 raise error from None
 
-    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | None:
+    def _next(self, deadline: float) -> tuple[Callable[[], Any], Future[Any]] | None:
         """Return the next request; waiting in short turns lets signals in."""
         while True:
+            if monotonic() > deadline:
+                raise _TimeOut
             with suppress(Empty):
                 return self._queue.get(timeout=_POLL_S)
 
@@ -151,7 +157,7 @@ class RunDatabase:
         except OSError as error:
             raise FastcommError(f"no place for temporary files: {error}") from error
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._log = ReadLog.empty()
+        self._log = ReadLog()
         self._requests = _Requests()
 
     def __enter__(self) -> Self:
@@ -206,20 +212,21 @@ class RunDatabase:
             If a rank cannot be read, or a limit is exceeded.
 
         """
-        self._log, self._requests = ReadLog.empty(), _Requests()
+        self._log, self._requests = ReadLog(), _Requests()
         connection, rows = self._connected(), _Rows()
+        timeout = self._options.timeout
+        limit = inf if timeout is None else float(timeout) / 1e9
         future: Future[None] = Future()
         work = partial(self._execute, connection, sql, rows, most, future)
         threading.Thread(target=work, name="fastcomm-sql", daemon=True).start()
         try:
-            with _time_limit(self._options.timeout):
-                self._requests.serve()
+            with _time_limit(limit):
+                self._requests.serve(monotonic() + limit)
         except BaseException as error:
             self._stop(connection, future)
             if isinstance(error, _TimeOut):
-                raise FastcommError(
-                    f"sql: not done after {self._options.timeout}; --timeout sets the limit"
-                ) from None
+                message = f"sql: not done after {timeout}; --timeout sets the limit"
+                raise FastcommError(message) from None
             raise
         finally:
             self._requests.end()
@@ -294,13 +301,12 @@ class RunDatabase:
 
     def _stop(self, connection: "duckdb.DuckDBPyConnection", future: "Future[None]") -> None:
         """End a running query, and give up its connection."""
-        self._requests.end()
-        connection.interrupt()
         begin = monotonic()
         while not future.done() and monotonic() - begin < _ENDS_S:
-            with suppress(Empty, KeyboardInterrupt):
+            with suppress(KeyboardInterrupt):
                 self._requests.end()
-                threading.Event().wait(_POLL_S)
+                connection.interrupt()
+                sleep(_POLL_S)
         if future.done():
             self._disconnect()
         self._connection = None
@@ -364,13 +370,13 @@ def _too_large(memory: int) -> FastcommError:
 
 
 @contextmanager
-def _time_limit(limit: object) -> Iterator[None]:
-    """Raise `_TimeOut` in this block after a time limit in ns; None has none.
+def _time_limit(limit: float) -> Iterator[None]:
+    """Raise `_TimeOut` in this block after some seconds, also while a rank is read.
 
     Only in the main thread, which signals reach.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if limit is None or not is_main:
+    if limit == inf or not is_main:
         yield
         return
 
@@ -378,7 +384,7 @@ def _time_limit(limit: object) -> Iterator[None]:
         raise _TimeOut
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, max(float(limit) / 1e9, 1e-6))  # type: ignore[arg-type]
+    signal.setitimer(signal.ITIMER_REAL, max(limit, 1e-6))
     try:
         yield
     finally:

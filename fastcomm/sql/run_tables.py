@@ -1,7 +1,7 @@
 """The tables behind the views of a run, each computed when a query first touches it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -33,13 +33,8 @@ _SHARES = 4  # ranks that each worker reads at once, at most
 class ReadLog:
     """What a query has read so far of each view."""
 
-    columns: dict[str, dict[str, None]]
-    ranks: dict[str, set[int]]
-
-    @classmethod
-    def empty(cls) -> "ReadLog":
-        """Return a log without an entry."""
-        return cls({}, {})
+    columns: dict[str, dict[str, None]] = field(default_factory=dict)
+    ranks: dict[str, set[int]] = field(default_factory=dict)
 
     def note(self, view: str, columns: Sequence[str]) -> set[int]:
         """Note columns of a view, and return the set of its ranks, to be filled."""
@@ -155,42 +150,20 @@ class RunTables:
 
     def _ranks(self) -> pa.Table:
         """Return a row per rank with its times, waits and clock."""
-        tables = self.metrics.tables
-        times = _renamed(
-            tables["ranks"],
-            {
-                "iterations": "steps",
-                "mean_ns": "step_mean_ns",
-                "p99_ns": "step_p99_ns",
-                "max_ns": "step_max_ns",
-            },
+        tables, rows = self.metrics.tables, self._listed_ranks()
+        means = tables["heat"].group_by("rank").aggregate([(name, "mean") for name in _HEAT])
+        waits = [
+            {"rank": row.rank, "wait_caused_ns": row.caused_ns}
+            | {name: getattr(row, name) for name in _OWN_WAITS}
+            for row in self.metrics.across.by_rank
+        ]
+        parts = (
+            _renamed(tables["ranks"], _STEP_NAMES),
+            _renamed(means, {f"{name}_mean": name for name in _HEAT}),
+            pa.Table.from_pylist(waits, schema=_WAITS),
+            _renamed(tables["clocks"], _CLOCK_NAMES).select(["rank", *_CLOCK_NAMES.values()]),
         )
-        means = (
-            tables["heat"]
-            .group_by("rank")
-            .aggregate([(name, "mean") for name in ("compute_ns", "exposed_ns", "idle_ns")])
-        )
-        means = _renamed(means, {f"{name}_mean": name for name in _HEAT})
-        waits = pa.Table.from_pylist(
-            [
-                {
-                    "rank": row.rank,
-                    "wait_ns": row.wait_ns,
-                    "transfer_ns": row.transfer_ns,
-                    "wait_caused_ns": row.caused_ns,
-                    "last": row.last,
-                    "collectives": row.collectives,
-                }
-                for row in self.metrics.across.by_rank
-            ],
-            schema=_WAITS,
-        )
-        clocks = _renamed(
-            tables["clocks"].select(["rank", "offset_ns", "spread_ns"]),
-            {"offset_ns": "clock_offset_ns", "spread_ns": "clock_spread_ns"},
-        )
-        rows = self._listed_ranks()
-        for part in (times, means, waits, clocks):
+        for part in parts:
             rows = rows.join(part, "rank", join_type="left outer")
         return rows.sort_by("rank")
 
@@ -250,6 +223,14 @@ class RunTables:
 
 
 _HEAT = ("compute_ns", "exposed_ns", "idle_ns")
+_STEP_NAMES = {
+    "iterations": "steps",
+    "mean_ns": "step_mean_ns",
+    "p99_ns": "step_p99_ns",
+    "max_ns": "step_max_ns",
+}
+_CLOCK_NAMES = {"offset_ns": "clock_offset_ns", "spread_ns": "clock_spread_ns"}
+_OWN_WAITS = ("wait_ns", "transfer_ns", "last", "collectives")
 _WAITS = pa.schema(
     [("rank", pa.int64())]
     + [(name, pa.float64()) for name in ("wait_ns", "transfer_ns", "wait_caused_ns")]

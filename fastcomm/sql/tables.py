@@ -12,7 +12,7 @@ from fastcomm.sql.result import QueryResult
 from fastcomm.sql.views import VIEWS, RunView
 from fastcomm.units import counted
 
-_LONGEST = 60  # letters of a text, unless --wide is given
+_LONGEST = 120  # letters of a text, unless --wide is given
 _DIGITS = 6
 _WHOLE, _EXACT = 1e5, 1e15  # between these, numbers are printed without decimals
 

@@ -348,14 +348,20 @@ def test_the_time_limit_holds_while_a_rank_is_read(folder, monkeypatch):
     assert time.monotonic() - begin < 2
 
 
-def test_a_query_in_a_thread_is_answered(run):
+def test_a_query_in_a_thread_is_answered_and_has_a_time_limit(run):
     answers = []
-    thread = threading.Thread(
-        target=lambda: answers.append(rows(run, "select count(*) from steps", timeout="30s"))
-    )
+
+    def ask():
+        answers.append(rows(run, "select count(*) from steps", timeout="30s"))
+        try:
+            run.sql(ENDLESS, timeout="200ms")
+        except FastcommError as error:
+            answers.append(str(error))
+
+    thread = threading.Thread(target=ask)
     thread.start()
     thread.join(60)
-    assert answers == [[(8,)]]
+    assert answers == [[(8,)], "sql: not done after 200ms; timeout sets the limit"]
 
 
 def started(*words, environment=None, **options):
