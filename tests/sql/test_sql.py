@@ -251,8 +251,11 @@ def test_a_query_only_reads_the_run(run, tmp_path, monkeypatch, sql):
     ("sql", "message"),
     [
         ("selec 1", 'sql: line 1, column 1: syntax error at or near "selec"'),
-        ("select rank,\n  nam\nfrom events", 'sql: line 2, column 3: Referenced column "nam"'),
-        ("select 'ä', nam from ranks", 'sql: line 1, column 13: Referenced column "nam"'),
+        (
+            "select rank,\n  clock\nfrom events",
+            'sql: line 2, column 3: Referenced column "clock"',
+        ),
+        ("select 'ä', clock from ranks", 'sql: line 1, column 13: Referenced column "clock"'),
         ("from event", "sql: line 1, column 6: no view 'event'; did you mean events? Views: "),
         ("from zebra", "sql: line 1, column 6: no view 'zebra'. Views: ranks, steps, "),
         ("select 1; select 2", "sql: 2 statements; pass one"),
