@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from fastcomm import preparation
 from fastcomm.errors import ConfigError
 from fastcomm.executors.executor import OpenedRun, Task
+from fastcomm.formats.runs import missing as missing_ranks
 from fastcomm.formats.runs import with_world
 from fastcomm.hardware.clusters import load_node
 from fastcomm.idle import totals
@@ -62,6 +63,7 @@ from fastcomm.metrics.partial import (
     with_steps,
     without_device_clock,
 )
+from fastcomm.metrics.partial_files import RankPartials
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
@@ -435,19 +437,7 @@ def compute_metrics(run: OpenedRun, options: MetricsOptions | None = None) -> Me
     """
     options = options or MetricsOptions()
     run.compile(preparation.compile_kernels)
-    link = options.link_bandwidth
-    question = _Question(
-        byte_kind=options.bytes,
-        link=run.link_bandwidth if link is None else float(link),
-        only=None if options.steps is None else frozenset(options.steps),
-        warnings=run.warnings,
-        guessed_ranks=run.guessed_ranks,
-        world_size=run.world_size,
-        clock_alignment=options.clock_alignment,
-        with_tables=options.with_tables,
-        node_facts=_node_facts(run, options),
-    )
-    measured = _measured(run, question)
+    measured = _measured(run, _question(run, options))
     measured = replace(measured, tokens_per_step=options.tokens_per_step)
     if not options.flops:
         return measured
@@ -461,6 +451,64 @@ def compute_metrics(run: OpenedRun, options: MetricsOptions | None = None) -> Me
     findings = in_order([*measured.findings, *gemms])
     tables = {**measured.tables, "findings": findings_table(findings)}
     return replace(measured, flops=kernels.flops, findings=findings, tables=tables)
+
+
+def of_partials(
+    partials: Sequence[RankPartials],
+    options: MetricsOptions | None = None,
+    skipped: Sequence[SkippedRank] = (),
+) -> Metrics:
+    """Compute the metrics of a run from the partial results of its ranks, without traces.
+
+    Parameters
+    ----------
+    partials
+        Of at least one rank, each of another.
+    options
+        What is computed. Bytes and steps are those that the ranks were measured with; FLOPs
+        are not counted.
+    skipped
+        Ranks without a partial result.
+
+    Raises
+    ------
+    TraceFileError
+        If the ranks contradict each other about the world size.
+
+    """
+    options = options or MetricsOptions()
+    notes = [part.note for part in partials]
+    run = RunTraces(
+        sources=(),
+        world_size=agreed_size((note.rank, note.world_size) for note in notes),
+        skipped=tuple(skipped),
+    )
+    numbers = [rank.rank for rank in skipped if rank.rank is not None]
+    present = sorted({*numbers, *(note.rank for note in notes)})
+    run = replace(run, warnings=tuple(missing_ranks(present, run.world_size)))
+    question = replace(_question(run, options), only=None)
+    result = question.answer(merge([part.device for part in partials]), skipped, one_by_one)
+    if not isinstance(result, Metrics):
+        question = replace(question, by_host=result)
+        result = question.answer(merge([part.host for part in partials]), skipped, one_by_one)
+    assert isinstance(result, Metrics)
+    return replace(result, tokens_per_step=options.tokens_per_step)
+
+
+def _question(run: RunTraces, options: MetricsOptions) -> "_Question":
+    """Return what metrics need besides the partial results of the ranks."""
+    link = options.link_bandwidth
+    return _Question(
+        byte_kind=options.bytes,
+        link=run.link_bandwidth if link is None else float(link),
+        only=None if options.steps is None else frozenset(options.steps),
+        warnings=run.warnings,
+        guessed_ranks=run.guessed_ranks,
+        world_size=run.world_size,
+        clock_alignment=options.clock_alignment,
+        with_tables=options.with_tables,
+        node_facts=_node_facts(run, options),
+    )
 
 
 def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:

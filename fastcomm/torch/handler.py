@@ -1,0 +1,300 @@
+"""A handler of finished traces that runs in the training process, and never disturbs it.
+
+The thread that trains only exports the trace, as PyTorch's own handler does. All else is the
+work of another process of the lowest priority (`fastcomm.torch.writer`), which a thread starts
+and waits for. Nothing is raised into the training: an error is one warning.
+"""
+
+import atexit
+import json
+import logging
+import os
+import queue
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from fastcomm.errors import ConfigError
+
+Keep = Literal["trace", "partial", "store"]
+KEEPS = ("trace", "partial", "store")
+
+_LOG = logging.getLogger("fastcomm")
+_RUN_KEY = "fastcomm/run"  # in the store of the process group
+# What tells a job, where no process group does.
+_JOB = (
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "LSB_JOBID", "PBS_JOBID"),
+)
+_UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
+# In the name of a host, they would read as a rank.
+_LIKE_RANK = re.compile(r"rank|worker|nsys|trace", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A finished trace of a rank, and what becomes of it; all values can be JSON."""
+
+    raw: str  # the trace, as PyTorch exported it
+    directory: str
+    run: str  # name of the run, empty until it is known
+    step: int
+    number: int  # of windows that ended at this step
+    rank: int
+    world_size: int
+    host: str
+    keep: Keep
+    report: bool
+    timeout_s: float
+    options: dict[str, Any]
+
+
+class _Process:
+    """The thread that writes recordings, and facts of this process; a fork gets its own."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.run = ""
+        self.windows: Counter[tuple[str, int]] = Counter()
+        self.recordings: queue.SimpleQueue[Recording | None] = queue.SimpleQueue()
+        self.number = 0
+        self.errors: set[str] = set()
+        self.thread: threading.Thread | None = None
+
+    def add(self, recording: Recording) -> None:
+        """Write a recording in the thread, which is started if it is the first one."""
+        self.recordings.put(recording)
+        if self.thread is None:
+            self.thread = threading.Thread(
+                target=self._write_all, name="fastcomm", daemon=True
+            )
+            self.thread.start()
+            atexit.register(self.end, recording.timeout_s)
+
+    def _write_all(self) -> None:
+        while (recording := self.recordings.get()) is not None:
+            try:
+                self.run = self.run or run_name(recording.world_size)
+                _write(recording, self.run)
+            except Exception as error:  # noqa: BLE001 - nothing may disturb the training
+                self.warn(f"rank {recording.rank}: a window is not whole", error)
+
+    def end(self, timeout_s: float) -> None:
+        """Wait until all recordings are written, at most for some seconds."""
+        if self.pid != os.getpid() or self.thread is None:
+            return
+        self.recordings.put(None)
+        self.thread.join(timeout_s)
+        if self.thread.is_alive():
+            self.warn(
+                f"the last window was not written within {timeout_s:g} s; its processes go on",
+                None,
+            )
+
+    def warn(self, text: str, error: Exception | None) -> None:
+        """Log a warning, once for each text."""
+        if text not in self.errors:
+            self.errors.add(text)
+            reason = "" if error is None else f": {type(error).__name__}: {error}"
+            _LOG.warning("fastcomm: %s%s", text, reason)
+
+
+_process = _Process()
+
+
+def _own_process() -> _Process:
+    """Return the state of this process: one that was forked has no thread of its parent."""
+    global _process  # noqa: PLW0603 - one for all handlers of a process
+    if _process.pid != os.getpid():
+        _process = _Process()
+    return _process
+
+
+def trace_handler(
+    directory: str | os.PathLike[str],
+    report: bool = False,  # noqa: FBT001, FBT002 - as users of PyTorch write it
+    keep: Keep = "trace",
+    *,
+    scratch: str | os.PathLike[str] | None = None,
+    timeout_s: float = 120.0,
+    **options: Any,
+) -> Callable[[Any], None]:
+    """Return a handler of finished traces for `torch.profiler.profile(on_trace_ready=...)`.
+
+    Each rank writes its trace to `DIRECTORY/RUN/step-N/rankR.HOST.json.gz`, whole or not at
+    all, and beside it a partial result of some kilobytes, from which the run is measured. The
+    thread that trains waits for PyTorch's export alone. Another process of the lowest priority
+    compresses and measures. No collective is called, and any error is one warning.
+
+    Parameters
+    ----------
+    directory
+        Directory of all runs, which all ranks share. Each run gets a directory of its own.
+    report
+        Whether rank 0 prints the first screen of `fastcomm metrics` for each window, and writes
+        its page, `report.html`, once the partial results of all ranks are there.
+    keep
+        What remains of a trace: "trace", compressed; "store", the Parquet file of a rank, which
+        is read faster; or "partial", no more than the partial result.
+    scratch
+        Local directory for the trace as PyTorch exports it, uncompressed. Default: `directory`.
+    timeout_s
+        Seconds that rank 0 waits for other ranks before it reports without them, and that a
+        process waits at its end for what is not yet written.
+    **options
+        Fields of `ReadOptions` and `MetricsOptions`, such as `tp=2` or
+        `link_bandwidth="400Gbit/s"`; texts and numbers only.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is invalid; later errors are warnings.
+
+    """
+    _check(keep, timeout_s, options)
+    place = os.path.abspath(os.fspath(directory))  # noqa: PTH100 - the text, links kept
+    local = place if scratch is None else os.path.abspath(os.fspath(scratch))  # noqa: PTH100
+
+    def handle(prof: Any) -> None:
+        state = _own_process()
+        try:
+            rank, world_size = ranks_of_job()
+            step = int(getattr(prof, "step_num", 0))
+            state.windows[place, step] += 1
+            raw = _exported(prof, Path(local), rank)
+            recording = Recording(
+                raw=str(raw),
+                directory=place,
+                run="",
+                step=step,
+                number=state.windows[place, step],
+                rank=rank,
+                world_size=world_size,
+                host=_host(),
+                keep=keep,
+                report=report and rank == 0,
+                timeout_s=timeout_s,
+                options=options,
+            )
+            state.add(recording)
+        except Exception as error:  # noqa: BLE001 - nothing may disturb the training
+            state.warn(f"{place}: a trace is not written", error)
+
+    return handle
+
+
+def _check(keep: str, timeout_s: object, options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for invalid arguments of `trace_handler`."""
+    from fastcomm.metrics.options import MetricsOptions
+    from fastcomm.option_fields import build, field_infos
+    from fastcomm.options import ReadOptions
+
+    if keep not in KEEPS:
+        raise ConfigError(
+            f"trace_handler: keep {keep!r}: expected one of {', '.join(map(repr, KEEPS))}"
+        )
+    if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < threading.TIMEOUT_MAX:
+        raise ConfigError(f"trace_handler: timeout_s {timeout_s!r}: expected seconds, 0 or more")
+    own = {name: value for name, value in options.items() if name in field_infos(ReadOptions)}
+    build(ReadOptions, own, "trace_handler")
+    others = {name: value for name, value in options.items() if name not in own}
+    build(MetricsOptions, others, "trace_handler")
+    try:
+        json.dumps(options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"trace_handler: options: {error}; pass texts and numbers") from error
+
+
+def ranks_of_job() -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks, without asking other ranks."""
+    if (distributed := _distributed()) is not None:
+        return distributed.get_rank(), distributed.get_world_size()
+    environment = os.environ
+    rank = environment.get("RANK", environment.get("SLURM_PROCID", "0"))
+    size = environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS", "1"))
+    return int(rank), int(size)
+
+
+def _distributed() -> Any:
+    """Return `torch.distributed` if its default process group exists, else None."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return None
+    return distributed if distributed.is_initialized() else None
+
+
+def run_name(world_size: int) -> str:
+    """Return a name that all ranks of this run have, and no other run.
+
+    The first rank that comes sets it in the store of the process group, which answers at once;
+    without a process group the environment of the launcher names the job.
+    """
+    own = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    if (distributed := _distributed()) is not None and world_size > 1:
+        store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no public way
+        return str(store.compare_set(_RUN_KEY, "", own).decode())
+    if world_size > 1:
+        text = "\n".join(os.environ.get(name, "") for name in _JOB)
+        return f"job-{blake2b(text.encode(), digest_size=5).hexdigest()}"
+    return own
+
+
+def _exported(prof: Any, folder: Path, rank: int) -> Path:
+    """Export the trace to a hidden file of the directory, whose name is unique."""
+    state = _own_process()
+    state.number += 1
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f".fastcomm-{_host()}-{os.getpid()}-{secrets.token_hex(4)}-{state.number}"
+    path = folder / f"{name}.rank{rank}.json"
+    try:
+        prof.export_chrome_trace(str(path))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    if not path.exists():
+        raise FileNotFoundError(f"PyTorch wrote no trace to {folder}; is the disk full?")
+    return path
+
+
+def _host() -> str:
+    """Return the name of this host, as it can be in the name of a file of a rank."""
+    name = _UNSAFE.sub("-", socket.gethostname().partition(".")[0])[:60]
+    return _LIKE_RANK.sub("host", name) or "host"
+
+
+def _write(recording: Recording, run: str) -> None:
+    """Write a recording in another process, and wait for it.
+
+    Raises
+    ------
+    OSError
+        If the process cannot be started, or ends with an error.
+
+    """
+    values = {**asdict(recording), "run": run}
+    # The process imports what this one does; PYTHONSAFEPATH adds nothing before it.
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)  # noqa: PTH100
+    # No thread pool of its own: the cores belong to the training.
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "ARROW_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+    environment = {**os.environ, **limits, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    process = subprocess.run(
+        [sys.executable, "-m", "fastcomm.torch.writer"],
+        input=json.dumps(values).encode(),
+        env=environment,
+        start_new_session=True,  # a Ctrl-C ends the training, and the trace is written
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    if process.returncode:
+        lines = process.stderr.decode(errors="replace").strip().splitlines()
+        raise OSError(lines[-1] if lines else f"its process ended with {process.returncode}")

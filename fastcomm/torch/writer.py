@@ -1,0 +1,157 @@
+"""The process that writes and measures the recording of a rank: ``-m fastcomm.torch.writer``.
+
+It reads a `Recording` as JSON from standard input. The trace appears under its name when it is
+whole; then the rank is measured; and rank 0 waits for the others and reports.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fastcomm.errors import FastcommError, inert
+from fastcomm.files import aside
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.metrics.partial_files import RankPartials, write
+from fastcomm.option_fields import build, field_infos
+from fastcomm.options import ReadOptions
+from fastcomm.preparation import compile_kernels, open_traces
+from fastcomm.process import temporary_folder
+from fastcomm.torch.handler import Recording
+from fastcomm.watch.windows import ProfiledWindow
+
+_LEVEL = 1  # of compression: traces are large, and their text repeats itself
+_BLOCK = 1 << 20
+_TAIL = 64  # bytes at the end of a file, to tell whether it is whole
+_LOWEST = 19
+
+
+def main() -> None:
+    """Write the recording on standard input; an error is one line, and exit code 1."""
+    with suppress(OSError):
+        os.nice(_LOWEST)
+    recording = Recording(**json.load(sys.stdin))
+    try:
+        measured = _written(recording)
+        if recording.report:
+            _report(recording, measured)
+    except (FastcommError, OSError) as error:
+        sys.exit(inert(str(error)))
+
+
+def window_of(recording: Recording) -> ProfiledWindow:
+    """Return the window that a recording belongs to."""
+    suffix = "" if recording.number == 1 else f"-{recording.number}"
+    name = f"step-{recording.step:06d}{suffix}"
+    folder = Path(recording.directory) / recording.run / name
+    return ProfiledWindow(folder=folder, step=recording.step, number=recording.number)
+
+
+def _options(recording: Recording) -> tuple[ReadOptions, MetricsOptions]:
+    """Return how traces are read, and what is measured."""
+    names = field_infos(ReadOptions)
+    own = {name: _tuples(value) for name, value in recording.options.items() if name in names}
+    others = {name: _tuples(v) for name, v in recording.options.items() if name not in names}
+    return build(ReadOptions, own, "trace_handler"), build(
+        MetricsOptions, others, "trace_handler"
+    )
+
+
+def _tuples(value: Any) -> Any:
+    """Return a list of JSON as the tuple that it was."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _written(recording: Recording) -> ProfiledWindow:
+    """Write the trace and the partial result of a rank; return its window."""
+    window, raw = window_of(recording), Path(recording.raw)
+    try:
+        window.folder.mkdir(parents=True, exist_ok=True)
+        _check_whole(raw)
+        if recording.keep == "trace":
+            _compress(raw, window.folder / f"rank{recording.rank}.{recording.host}.json.gz")
+        _measure(recording, window, raw)
+    except (FastcommError, OSError) as error:
+        with suppress(FastcommError, OSError):
+            window.note_failure(recording.rank, str(error))
+        raise
+    finally:
+        raw.unlink(missing_ok=True)
+    return window
+
+
+def _check_whole(raw: Path) -> None:
+    """Raise `FastcommError` if PyTorch could not write the whole trace."""
+    with raw.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _TAIL, 0))
+        if not file.read().rstrip().endswith(b"}"):
+            raise FastcommError(
+                f"{raw}: PyTorch wrote {size} bytes of a trace that is not whole; is the disk "
+                "full? The trace is removed"
+            )
+
+
+def _compress(raw: Path, path: Path) -> None:
+    """Write a compressed trace, whole or not at all."""
+    try:
+        from isal import igzip as gzip
+    except ImportError:
+        import gzip  # type: ignore[no-redef]
+    with (
+        aside(path) as unfinished,
+        raw.open("rb") as source,
+        gzip.open(unfinished, "wb", compresslevel=_LEVEL) as target,
+    ):
+        shutil.copyfileobj(source, target, _BLOCK)
+
+
+def _measure(recording: Recording, window: ProfiledWindow, raw: Path) -> None:
+    """Write the partial result of a rank, and where it is to be kept, its Parquet file."""
+    compile_kernels()
+    reading, options = _options(recording)
+    run = open_traces([raw], reading)
+    if recording.keep == "store":
+        _store(raw, window)
+    trace = run.sources[0].read("metrics")
+    write(RankPartials.of(trace, options.bytes), window.place_of(trace.meta.rank))
+
+
+def _store(raw: Path, window: ProfiledWindow) -> None:
+    """Write the Parquet file of a rank, with all its events, into the window."""
+    from fastcomm.ingest.ingest import ingest, plan
+
+    with temporary_folder(window.folder / ".partials") as folder:
+        stored = ingest(plan([raw], folder / "store"))
+        for entry in stored.manifest.ranks:
+            (stored.folder / entry.file).replace(window.folder / entry.file)
+
+
+def _report(recording: Recording, window: ProfiledWindow) -> None:
+    """Wait for all ranks, print the first screen of the metrics, and write the page."""
+    from fastcomm.metrics import tables
+    from fastcomm.report.page import run_page
+    from fastcomm.show.pages import write as write_page
+
+    window.wait(recording.world_size, recording.timeout_s)
+    reading, options = _options(recording)
+    metrics = window.metrics(options, reading)
+    page = window.folder / "report.html"
+    print(f"fastcomm: {window.run}, window that ended after {recording.step} steps")
+    tables.show(metrics)
+    write_page(run_page(metrics, [str(window.folder)], options=_arguments(reading)), page)
+    print(f"fastcomm: the page of this window: {page}", flush=True)
+
+
+def _arguments(reading: ReadOptions) -> Mapping[str, Any] | Any:
+    from fastcomm.metrics.findings.suggestions import reading_arguments
+
+    return reading_arguments(reading)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Profiled windows: directories with the traces of some steps, a file for each rank.
+
+``fastcomm.torch`` writes them as ``DIRECTORY/RUN/step-N/``, N being the number of steps done
+when the window ended. Beside the traces, ``.partials`` has the partial result of each rank, or
+why there is none, so that a window is measured without reading traces.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import orjson
+
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.files import aside, opened
+from fastcomm.metrics.computation import compute_metrics, of_partials
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.metrics.partial_files import RankPartials
+from fastcomm.metrics.partial_files import read as read_partials
+from fastcomm.metrics.result import Metrics
+from fastcomm.options import ReadOptions
+from fastcomm.preparation import open_traces
+from fastcomm.trace.run import SkippedRank
+
+_PARTIALS = ".partials"
+_FOLDER = re.compile(r"step-(\d{1,12})(?:-(\d{1,6}))?")
+_MEASURED = re.compile(r"rank(\d{1,7})\.arrow")
+_FAILED = re.compile(r"rank(\d{1,7})\.json")
+_MOST_TEXT = 1 << 16  # bytes of the record of a failed rank
+_POLL_S = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots, for cached properties
+class ProfiledWindow:
+    """A profiled window of a run; `number` counts windows that ended at the same step."""
+
+    folder: Path
+    step: int
+    number: int = 1
+
+    @classmethod
+    def of(cls, folder: Path) -> Self | None:
+        """Return the window of a directory; None if its name is no window's."""
+        match = _FOLDER.fullmatch(folder.name)
+        if match is None:
+            return None
+        return cls(folder=folder, step=int(match[1]), number=int(match[2] or 1))
+
+    @property
+    def run(self) -> str:
+        """Name of the run."""
+        return self.folder.parent.name
+
+    @property
+    def measured(self) -> dict[int, Path]:
+        """The files of partial results, by rank."""
+        return self._by_rank(_MEASURED)
+
+    @property
+    def failed(self) -> dict[int, Path]:
+        """The records of ranks that could not be measured, by rank."""
+        return self._by_rank(_FAILED)
+
+    def _by_rank(self, pattern: re.Pattern[str]) -> dict[int, Path]:
+        try:
+            paths = sorted((self.folder / _PARTIALS).iterdir())
+        except OSError:
+            return {}
+        matches = ((pattern.fullmatch(path.name), path) for path in paths)
+        return {int(match[1]): path for match, path in matches if match}
+
+    @cached_property
+    def arrival_ns(self) -> int:
+        """When the first partial result was written, ns since the epoch."""
+        times = []
+        for path in self.measured.values():
+            with suppress(OSError):
+                times.append(path.stat().st_mtime_ns)
+        return min(times, default=0)
+
+    def place_of(self, rank: int) -> Path:
+        """Return where the partial result of a rank belongs. Raises OSError."""
+        folder = self.folder / _PARTIALS
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"rank{rank}.arrow"
+
+    def note_failure(self, rank: int, error: str) -> None:
+        """Note that a rank could not be measured. Raises OSError or `FastcommError`."""
+        with aside(self.place_of(rank).with_suffix(".json")) as path:
+            path.write_bytes(orjson.dumps({"rank": rank, "error": error[:1000]}))
+
+    def skipped(self) -> list[SkippedRank]:
+        """Return the ranks that could not be measured, with the reasons."""
+        measured = self.measured
+        return [
+            SkippedRank(rank=rank, path=str(self.folder), error=_reason(path))
+            for rank, path in self.failed.items()
+            if rank not in measured
+        ]
+
+    def is_whole(self, world_size: int) -> bool:
+        """Whether every rank has a partial result, or a record why it has none."""
+        return len(self.measured.keys() | self.failed.keys()) >= world_size
+
+    def wait(self, world_size: int, timeout_s: float) -> bool:
+        """Wait until the window is whole; return whether it is."""
+        until = time.monotonic() + timeout_s
+        while not self.is_whole(world_size):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def partials(self) -> tuple[list[RankPartials], list[SkippedRank]]:
+        """Read the partial results; ranks without one, or with a damaged one, are skipped.
+
+        Raises
+        ------
+        FastcommError
+            If no rank has a partial result.
+
+        """
+        parts, skipped = list[RankPartials](), self.skipped()
+        for rank, path in self.measured.items():
+            try:
+                parts.append(read_partials(path))
+            except TraceFileError as error:
+                skipped.append(SkippedRank(rank=rank, path=str(path), error=str(error)))
+        if not parts:
+            reason = f": {skipped[0].error}" if skipped else ""
+            raise FastcommError(f"{self.folder}: no rank was measured{reason}")
+        return parts, skipped
+
+    def metrics(
+        self, options: MetricsOptions | None = None, reading: ReadOptions | None = None
+    ) -> Metrics:
+        """Compute the metrics of the window from the partial results of its ranks.
+
+        Which process group an operation on the host belongs to, only all traces together tell:
+        runs without a device are measured anew where their traces are there.
+
+        Parameters
+        ----------
+        options, reading
+            What is computed, and how traces are read, where they are.
+
+        Raises
+        ------
+        FastcommError
+            If no rank was measured.
+
+        """
+        parts, skipped = self.partials()
+        if any(part.note.is_host_run for part in parts) and len(parts) > 1:
+            with suppress(FastcommError):
+                run = open_traces([self.folder], reading or ReadOptions())
+                if len(run.ranks) == len(parts):
+                    return compute_metrics(run, options)
+        return of_partials(parts, options, skipped)
+
+
+def _reason(path: Path) -> str:
+    """Return the error in the record of a failed rank."""
+    try:
+        with opened(path) as file:
+            return str(orjson.loads(file.read(_MOST_TEXT))["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "could not be measured, and the record of the reason is damaged"
+
+
+def windows_below(directory: Path) -> Iterator[ProfiledWindow]:
+    """Yield the windows of all runs in a directory, or the one that it is, in any order.
+
+    Raises
+    ------
+    FastcommError
+        If the directory cannot be listed.
+
+    """
+    if (own := ProfiledWindow.of(directory)) is not None:
+        yield own
+        return
+    try:
+        for path in _folders(directory):
+            for folder in (path, *_folders(path)):
+                if (window := ProfiledWindow.of(folder)) is not None and window.measured:
+                    yield window
+    except OSError as error:
+        raise FastcommError(f"{directory}: {error.strerror or error}") from error
+
+
+def _folders(directory: Path) -> list[Path]:
+    paths = (path for path in directory.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in paths if path.is_dir())
