@@ -1,6 +1,7 @@
 from fastcomm import compat as compat
 from fastcomm import errors as errors
 from fastcomm import intervals as intervals
+from fastcomm import torch as torch
 from fastcomm.compat.dpro.analysis import replay_trial as replay_trial
 from fastcomm.critical_path.analysis import execution_trace_path as execution_trace_path
 from fastcomm.critical_path.result import CriticalPath as CriticalPath

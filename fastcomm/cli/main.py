@@ -1,7 +1,7 @@
 """The command line: each command parses its options, calls an analysis, and prints a report.
 
 Exit codes: 0 done, 1 the input or the run failed, 2 the command line or a configuration file is
-wrong, 3 done but ranks were left out, 4 a condition of `compare --fail-if` holds, 5 `hang` has
+wrong, 3 done but ranks were left out, 4 a condition of `--fail-if` holds, 5 `hang` has
 found one, 141 nobody reads the output any more, 143 ended by SIGTERM.
 
 Options that a user does not want to type each time are in a settings file, by command. The
@@ -30,6 +30,7 @@ COMMANDS = {
     "metrics": "Measure where a step's time goes, by parallelism and rank",
     "report": "Write an HTML page of all metrics, causes first",
     "compare": "Compare two runs: what changed, and what it costs",
+    "watch": "Report the profiled windows of running jobs, and what changed",
     "kernels": "List the kernels of a run: how long, how often, where",
     "sql": "Answer SQL queries on the ranks, steps and events of a run",
     "critical-path": "Find the chain of work that determines the step time",

@@ -47,6 +47,13 @@ trace_option = _output(
     help="Write the replayed steps for Perfetto (of what-if, also as measured).",
 )
 
+prometheus_option = option(
+    "--prometheus",
+    type=OutputFile(),
+    group=OUTPUT,
+    help="Write the numbers for Prometheus (.prom of a node exporter's textfile collector).",
+)
+
 
 def result_options(
     files: str, *, xlsx: bool = True, html: bool = True, **attrs: Any

@@ -124,10 +124,7 @@ def _formatted(value: float | None) -> str:
     return "n/a" if value is None else f"{value:g}"
 
 
-@click.command("compare", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
-@click.argument("before")
-@click.argument("after")
-@option(
+fail_if_option = option(
     "--fail-if",
     "conditions",
     multiple=True,
@@ -137,6 +134,12 @@ def _formatted(value: float | None) -> str:
     help="Exit with code 4 if the condition holds, as in 'iteration.mean_ns > +3%'. "
     "Repeatable.",
 )
+
+
+@click.command("compare", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
+@click.argument("before")
+@click.argument("after")
+@fail_if_option
 @option(
     "--no-kernels",
     is_flag=True,

@@ -2,11 +2,18 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import click
 
 from fastcomm.cli.commands import OptionsCommand, option
-from fastcomm.cli.results import ResultFiles, exit_if_skipped, give, result_options
+from fastcomm.cli.results import (
+    ResultFiles,
+    exit_if_skipped,
+    give,
+    prometheus_option,
+    result_options,
+)
 from fastcomm.cli.runs import ExecutionOptions, measure_options, opened_run, throughput_options
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import OUTPUT
@@ -40,12 +47,14 @@ Examples:
 )
 @throughput_options
 @measure_options
+@prometheus_option
 @result_options("metrics.json, and every table as CSV and Parquet")
 def run(
     *,
     paths: tuple[str, ...],
     full: bool,
     spec: bool,
+    prometheus: Path | None,
     files: ResultFiles,
     metrics: MetricsOptions,
     reading: ReadOptions,
@@ -73,6 +82,10 @@ def run(
 
         page = report_page.run_page(measured, paths, options=reading_arguments(reading))
         write_page(page, files.html)
+    if prometheus is not None:
+        from fastcomm.metrics.prometheus import write as write_prometheus
+
+        write_prometheus(measured, prometheus)
     from fastcomm.metrics import tables
 
     give(measured, files, "metrics", partial(tables.show, full=full, spec=spec))

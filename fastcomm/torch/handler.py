@@ -19,7 +19,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +47,7 @@ class Recording:
     """A finished trace of a rank, and what becomes of it; all values can be JSON."""
 
     raw: str  # the trace, as PyTorch exported it
+    nodes: str  # the execution trace, empty without one
     directory: str
     run: str  # name of the run, empty until it is known
     step: int
@@ -57,6 +59,12 @@ class Recording:
     report: bool
     timeout_s: float
     options: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """Directory of the window."""
+        suffix = "" if self.number == 1 else f"-{self.number}"
+        return Path(self.directory) / self.run / f"step-{self.step:06d}{suffix}"
 
 
 class _Process:
@@ -75,9 +83,7 @@ class _Process:
         """Write a recording in the thread, which is started if it is the first one."""
         self.recordings.put(recording)
         if self.thread is None:
-            self.thread = threading.Thread(
-                target=self._write_all, name="fastcomm", daemon=True
-            )
+            self.thread = threading.Thread(target=self._write_all, name="fastcomm", daemon=True)
             self.thread.start()
             atexit.register(self.end, recording.timeout_s)
 
@@ -85,8 +91,8 @@ class _Process:
         while (recording := self.recordings.get()) is not None:
             try:
                 self.run = self.run or run_name(recording.world_size)
-                _write(recording, self.run)
-            except Exception as error:  # noqa: BLE001 - nothing may disturb the training
+                _write(replace(recording, run=self.run))
+            except Exception as error:  # nothing may disturb the training
                 self.warn(f"rank {recording.rank}: a window is not whole", error)
 
     def end(self, timeout_s: float) -> None:
@@ -122,7 +128,7 @@ def _own_process() -> _Process:
 
 def trace_handler(
     directory: str | os.PathLike[str],
-    report: bool = False,  # noqa: FBT001, FBT002 - as users of PyTorch write it
+    report: bool = False,
     keep: Keep = "trace",
     *,
     scratch: str | os.PathLike[str] | None = None,
@@ -174,6 +180,7 @@ def trace_handler(
             raw = _exported(prof, Path(local), rank)
             recording = Recording(
                 raw=str(raw),
+                nodes=_execution_trace(prof),
                 directory=place,
                 run="",
                 step=step,
@@ -187,7 +194,7 @@ def trace_handler(
                 options=options,
             )
             state.add(recording)
-        except Exception as error:  # noqa: BLE001 - nothing may disturb the training
+        except Exception as error:  # nothing may disturb the training
             state.warn(f"{place}: a trace is not written", error)
 
     return handle
@@ -204,7 +211,9 @@ def _check(keep: str, timeout_s: object, options: Mapping[str, Any]) -> None:
             f"trace_handler: keep {keep!r}: expected one of {', '.join(map(repr, KEEPS))}"
         )
     if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < threading.TIMEOUT_MAX:
-        raise ConfigError(f"trace_handler: timeout_s {timeout_s!r}: expected seconds, 0 or more")
+        raise ConfigError(
+            f"trace_handler: timeout_s {timeout_s!r}: expected seconds, 0 or more"
+        )
     own = {name: value for name, value in options.items() if name in field_infos(ReadOptions)}
     build(ReadOptions, own, "trace_handler")
     others = {name: value for name, value in options.items() if name not in own}
@@ -241,8 +250,9 @@ def run_name(world_size: int) -> str:
     """
     own = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     if (distributed := _distributed()) is not None and world_size > 1:
-        store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no public way
-        return str(store.compare_set(_RUN_KEY, "", own).decode())
+        store = distributed.distributed_c10d._get_default_store()  # no public way
+        with suppress(Exception):  # a store without this operation
+            return str(store.compare_set(_RUN_KEY, "", own).decode())
     if world_size > 1:
         text = "\n".join(os.environ.get(name, "") for name in _JOB)
         return f"job-{blake2b(text.encode(), digest_size=5).hexdigest()}"
@@ -266,35 +276,42 @@ def _exported(prof: Any, folder: Path, rank: int) -> Path:
     return path
 
 
+def _execution_trace(prof: Any) -> str:
+    """Return the path of a finished execution trace of `profiler`; empty without one."""
+    return str(getattr(getattr(prof, "execution_trace_observer", None), "finished", ""))
+
+
 def _host() -> str:
     """Return the name of this host, as it can be in the name of a file of a rank."""
     name = _UNSAFE.sub("-", socket.gethostname().partition(".")[0])[:60]
     return _LIKE_RANK.sub("host", name) or "host"
 
 
-def _write(recording: Recording, run: str) -> None:
+def _write(recording: Recording) -> None:
     """Write a recording in another process, and wait for it.
 
-    Raises
-    ------
-    OSError
-        If the process cannot be started, or ends with an error.
-
+    If the process cannot be started, the trace stays uncompressed. Raises OSError with its
+    error.
     """
-    values = {**asdict(recording), "run": run}
     # The process imports what this one does; PYTHONSAFEPATH adds nothing before it.
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)  # noqa: PTH100
-    # No thread pool of its own: the cores belong to the training.
+    # No pools of threads: the cores belong to the training.
     limits = dict.fromkeys(("OMP_NUM_THREADS", "ARROW_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     environment = {**os.environ, **limits, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-    process = subprocess.run(
-        [sys.executable, "-m", "fastcomm.torch.writer"],
-        input=json.dumps(values).encode(),
-        env=environment,
-        start_new_session=True,  # a Ctrl-C ends the training, and the trace is written
-        stderr=subprocess.PIPE,
-        check=False,
-    )
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "fastcomm.torch.writer"],
+            input=json.dumps(asdict(recording)).encode(),
+            env=environment,
+            start_new_session=True,  # a Ctrl-C ends the training, and the trace is written
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    except (OSError, ValueError):
+        recording.folder.mkdir(parents=True, exist_ok=True)
+        name = f"rank{recording.rank}.{recording.host}.json"
+        Path(recording.raw).replace(recording.folder / name)
+        raise
     if process.returncode:
         lines = process.stderr.decode(errors="replace").strip().splitlines()
         raise OSError(lines[-1] if lines else f"its process ended with {process.returncode}")

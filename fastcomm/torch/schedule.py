@@ -1,11 +1,12 @@
 """The recommended profiler of a training job, and when it records."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 from fastcomm.errors import ConfigError
-from fastcomm.torch.handler import Keep, trace_handler
+from fastcomm.torch.handler import trace_handler
 
 _WARMUP = 1  # steps that the profiler runs before it records, as its first events are late
 
@@ -16,17 +17,16 @@ def profiler(
     *,
     directory: str | os.PathLike[str] = "traces",
     first: int = 10,
-    report: bool = True,
-    keep: Keep = "trace",
     record_shapes: bool = False,
     with_stack: bool = False,
+    execution_trace: bool = False,
     **options: Any,
 ) -> Any:
     """Return a `torch.profiler.profile` with the recommended settings, to be used with `with`.
 
     Call its `step()` at the end of each training step. Outside of windows the profiler does
     nothing. In a window of `steps` steps, and one step before it, each operator takes some
-    microseconds longer; the export at its end takes about a second for each 100 MB of trace.
+    microseconds longer; the export at its end takes some seconds for 100 MB of trace.
 
     Parameters
     ----------
@@ -34,24 +34,23 @@ def profiler(
         Steps from the beginning of a window to that of the next. With 500, the cost of a window
         is spread over 500 steps.
     steps
-        Steps of a window. Three are enough to tell a straggler from chance; each adds the events
-        of a step to the trace, often 10 to 100 MB.
+        Steps of a window. Three tell a straggler from chance; each adds the events of a step to
+        the trace, often 10 to 100 MB.
     directory
         Directory of all runs, which all ranks share; see `trace_handler`.
     first
         Steps before the first window: the first steps of a job compile and allocate.
-    report
-        Whether rank 0 prints the first screen of `fastcomm metrics` for each window.
-    keep
-        What remains of a trace; see `trace_handler`.
     record_shapes
-        Record the shapes of operators, which FLOPs are computed from. Costs a few percent of the
-        window's steps, and a third more trace.
+        Record the shapes of operators, which FLOPs are computed from. The steps of a window get
+        a few percent longer, and the trace a third larger.
     with_stack
-        Record the Python stack of operators. Makes the steps of a window several times as
-        long, so that their times are no longer those of training: off.
+        Record the Python stack of operators. The steps of a window take several times as long,
+        so that their times are no longer those of the training.
+    execution_trace
+        Record the tensors of operators, too, for the critical path: `torch_et_R.json.gz`. It is
+        about as large as the trace.
     **options
-        Further options of `trace_handler`.
+        Further options of `trace_handler`; `report` is on unless it is False.
 
     Raises
     ------
@@ -62,14 +61,48 @@ def profiler(
     try:
         import torch.profiler
     except ImportError as error:
-        raise ConfigError(f"profiler: needs PyTorch, which is not importable: {error}") from error
-    handler = trace_handler(directory, report, keep, **options)
+        raise ConfigError(
+            f"profiler: needs PyTorch, and it cannot be imported: {error}"
+        ) from error
+    handler = trace_handler(directory, **{"report": True, **options})
+    observer = _observer(torch.profiler.ExecutionTraceObserver) if execution_trace else None
     return torch.profiler.profile(
         schedule=_schedule(every, steps, first, torch.profiler.ProfilerAction),
         on_trace_ready=handler,
         record_shapes=record_shapes,
         with_stack=with_stack,
+        execution_trace_observer=observer,
     )
+
+
+def _observer(kind: Any) -> Any:
+    """Return an observer that writes a whole file for each window.
+
+    `kind` is PyTorch's `ExecutionTraceObserver`, which writes one file for all of them.
+    """
+
+    class WindowObserver(kind):  # type: ignore[misc]
+        """Finishes its file whenever it stops."""
+
+        finished = ""
+        _is_finishing = False
+
+        def start(self) -> None:
+            if not self.is_registered:
+                number, path = tempfile.mkstemp(prefix="fastcomm-", suffix=".et.json")
+                os.close(number)
+                self.register_callback(path)
+            super().start()
+
+        def stop(self) -> None:
+            super().stop()
+            if self.is_registered and not self._is_finishing:
+                self._is_finishing = True  # finishing the file stops once more
+                self.finished = self.get_output_file_path() or ""
+                self.unregister_callback()
+                self._is_finishing = False
+
+    return WindowObserver()
 
 
 def _schedule(every: int, steps: int, first: int, actions: Any) -> Callable[[int], Any]:

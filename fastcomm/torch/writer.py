@@ -4,14 +4,16 @@ It reads a `Recording` as JSON from standard input. The trace appears under its 
 whole; then the rank is measured; and rank 0 waits for the others and reports.
 """
 
+import gzip
 import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from rich.markup import escape
 
 from fastcomm.errors import FastcommError, inert
 from fastcomm.files import aside
@@ -23,6 +25,12 @@ from fastcomm.preparation import compile_kernels, open_traces
 from fastcomm.process import temporary_folder
 from fastcomm.torch.handler import Recording
 from fastcomm.watch.windows import ProfiledWindow
+
+_engine: Any
+try:
+    from isal import igzip as _engine
+except ImportError:  # no wheel for this platform
+    _engine = gzip
 
 _LEVEL = 1  # of compression: traces are large, and their text repeats itself
 _BLOCK = 1 << 20
@@ -43,14 +51,6 @@ def main() -> None:
         sys.exit(inert(str(error)))
 
 
-def window_of(recording: Recording) -> ProfiledWindow:
-    """Return the window that a recording belongs to."""
-    suffix = "" if recording.number == 1 else f"-{recording.number}"
-    name = f"step-{recording.step:06d}{suffix}"
-    folder = Path(recording.directory) / recording.run / name
-    return ProfiledWindow(folder=folder, step=recording.step, number=recording.number)
-
-
 def _options(recording: Recording) -> tuple[ReadOptions, MetricsOptions]:
     """Return how traces are read, and what is measured."""
     names = field_infos(ReadOptions)
@@ -68,12 +68,16 @@ def _tuples(value: Any) -> Any:
 
 def _written(recording: Recording) -> ProfiledWindow:
     """Write the trace and the partial result of a rank; return its window."""
-    window, raw = window_of(recording), Path(recording.raw)
+    window = ProfiledWindow(folder=recording.folder, step=recording.step)
+    raw = Path(recording.raw)
+    nodes = Path(recording.nodes) if recording.nodes else None
     try:
         window.folder.mkdir(parents=True, exist_ok=True)
         _check_whole(raw)
         if recording.keep == "trace":
             _compress(raw, window.folder / f"rank{recording.rank}.{recording.host}.json.gz")
+            if nodes is not None:
+                _compress(nodes, window.folder / f"torch_et_{recording.rank}.json.gz")
         _measure(recording, window, raw)
     except (FastcommError, OSError) as error:
         with suppress(FastcommError, OSError):
@@ -81,6 +85,8 @@ def _written(recording: Recording) -> ProfiledWindow:
         raise
     finally:
         raw.unlink(missing_ok=True)
+        if nodes is not None:
+            nodes.unlink(missing_ok=True)
     return window
 
 
@@ -98,14 +104,10 @@ def _check_whole(raw: Path) -> None:
 
 def _compress(raw: Path, path: Path) -> None:
     """Write a compressed trace, whole or not at all."""
-    try:
-        from isal import igzip as gzip
-    except ImportError:
-        import gzip  # type: ignore[no-redef]
     with (
         aside(path) as unfinished,
         raw.open("rb") as source,
-        gzip.open(unfinished, "wb", compresslevel=_LEVEL) as target,
+        _engine.open(unfinished, "wb", compresslevel=_LEVEL) as target,
     ):
         shutil.copyfileobj(source, target, _BLOCK)
 
@@ -134,23 +136,20 @@ def _store(raw: Path, window: ProfiledWindow) -> None:
 def _report(recording: Recording, window: ProfiledWindow) -> None:
     """Wait for all ranks, print the first screen of the metrics, and write the page."""
     from fastcomm.metrics import tables
+    from fastcomm.metrics.findings.suggestions import reading_arguments
     from fastcomm.report.page import run_page
+    from fastcomm.show.console import plain_console, say
     from fastcomm.show.pages import write as write_page
 
     window.wait(recording.world_size, recording.timeout_s)
     reading, options = _options(recording)
     metrics = window.metrics(options, reading)
-    page = window.folder / "report.html"
-    print(f"fastcomm: {window.run}, window that ended after {recording.step} steps")
-    tables.show(metrics)
-    write_page(run_page(metrics, [str(window.folder)], options=_arguments(reading)), page)
-    print(f"fastcomm: the page of this window: {page}", flush=True)
-
-
-def _arguments(reading: ReadOptions) -> Mapping[str, Any] | Any:
-    from fastcomm.metrics.findings.suggestions import reading_arguments
-
-    return reading_arguments(reading)
+    page, console = window.folder / "report.html", plain_console()
+    say(console, f"fastcomm: {window.run}, the window before step {recording.step}")
+    tables.show(metrics, console)
+    arguments = reading_arguments(reading)
+    write_page(run_page(metrics, [str(window.folder)], options=arguments), page)
+    say(console, f"fastcomm: the page of this window: {escape(str(page))}")
 
 
 if __name__ == "__main__":

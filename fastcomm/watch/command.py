@@ -1,0 +1,150 @@
+"""``fastcomm watch``."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fastcomm.cli.commands import OptionsCommand, options_of
+from fastcomm.cli.main import INCOMPLETE, REGRESSED
+from fastcomm.cli.messages import warn
+from fastcomm.cli.results import prometheus_option
+from fastcomm.cli.runs import builds, with_options
+from fastcomm.comparison.command import Condition, fail_if_option
+from fastcomm.errors import FastcommError
+from fastcomm.metrics.options import MetricsOptions
+from fastcomm.watch.options import WatchOptions
+
+if TYPE_CHECKING:
+    from fastcomm.watch.changes import Watch, WindowReport
+    from fastcomm.watch.windows import ProfiledWindow
+
+_POLL_S = 1.0
+_EXAMPLES = """\b
+Examples:
+  fastcomm watch traces/
+  fastcomm watch traces/ --idle 3600 --fail-if 'iteration.mean_ns > +10%'
+  fastcomm watch traces/ --once --prometheus /var/lib/node_exporter/job.prom
+"""
+
+
+@click.command("watch", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@with_options([*options_of(WatchOptions)])
+@fail_if_option
+@prometheus_option
+@with_options(options_of(MetricsOptions, "link_bandwidth", "cluster", "gpus_per_node"))
+@builds(watching=WatchOptions, metrics=MetricsOptions)
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    *,
+    directory: Path,
+    conditions: tuple[str, ...],
+    prometheus: Path | None,
+    watching: WatchOptions,
+    metrics: MetricsOptions,
+) -> None:
+    """Report the profiled windows of running jobs as they arrive, and what changed.
+
+    DIRECTORY is that of fastcomm.torch.trace_handler. A window is one line: its ranks, its mean
+    step, and the change against the first three windows of its run, with causes that are new or
+    gone and parts of the step that take longer.
+
+    Ends at the first window for which a condition of --fail-if holds, with exit code 4; with
+    --once after the last. Other exit codes: 0 done, 1 error, 2 wrong usage, 3 done, and ranks
+    of a window are missing.
+    """
+    from fastcomm.watch.changes import Watch
+    from fastcomm.watch.tables import show
+
+    parsed = [Condition.parsed(text) for text in conditions]
+    watch, is_whole, holding = Watch(), True, False
+    for window in _arriving(directory, watch, watching):
+        report = _report(watch, window, metrics)
+        if report is None:
+            is_whole = False
+            continue
+        show(report)
+        is_whole = is_whole and len(report.metrics.ranks) >= report.metrics.expected_ranks
+        if prometheus is not None:
+            _write_prometheus(report, prometheus)
+        holding = _check(report, parsed) or holding
+        if holding and not watching.once:
+            break
+    if holding or not is_whole:
+        ctx.exit(REGRESSED if holding else INCOMPLETE)
+
+
+def _arriving(
+    directory: Path, watch: "Watch", options: WatchOptions
+) -> "Iterator[ProfiledWindow]":
+    """Yield new windows in the order of their steps, until watching ends."""
+    from fastcomm.watch.windows import windows_below
+
+    last = time.monotonic()
+    while True:
+        new = [window for window in windows_below(directory) if watch.is_new(window)]
+        ready = [
+            window for window in new if options.once or _is_ready(window, options.patience)
+        ]
+        yield from sorted(ready, key=lambda window: (window.run, window.step, window.number))
+        if options.once:
+            return
+        if ready:
+            last = time.monotonic()
+        elif options.idle is not None and time.monotonic() - last >= options.idle:
+            return
+        else:
+            time.sleep(_POLL_S)
+
+
+def _is_ready(window: "ProfiledWindow", patience_s: float) -> bool:
+    """Whether a window has all its ranks, or the others were waited for long enough."""
+    from fastcomm.metrics.partial_files import read
+
+    if time.time_ns() - window.arrival_ns >= patience_s * 1e9:
+        return True
+    try:
+        first = next(iter(window.measured.values()))
+        return window.is_whole(read(first).note.world_size or 1)
+    except (FastcommError, StopIteration):
+        return False
+
+
+def _report(
+    watch: "Watch", window: "ProfiledWindow", options: MetricsOptions
+) -> "WindowReport | None":
+    """Measure a window and compare it; None with a warning if it cannot be measured."""
+    try:
+        metrics = window.metrics(options)
+    except FastcommError as error:
+        warn([watch.give_up(window, error)])
+        return None
+    return watch.report(window, metrics)
+
+
+def _check(report: "WindowReport", conditions: Sequence[Condition]) -> bool:
+    """Print the conditions that hold; those on a change need a window to compare with."""
+    comparison = report.comparison
+    if comparison is None:
+        return False
+    holding = [one.text for one in conditions if one.holds(comparison)]
+    for text in holding:
+        click.echo(f"  FAIL {text}")
+    return bool(holding)
+
+
+def _write_prometheus(report: "WindowReport", path: Path) -> None:
+    """Write the numbers of the newest window."""
+    from fastcomm.metrics.prometheus import Gauge, write
+
+    last = Gauge(
+        name="fastcomm_window_steps",
+        text="Steps that the run had done when the window ended.",
+        values=(({"run": report.window.run}, float(report.window.step)),),
+    )
+    write(report.metrics, path, [last])

@@ -1,0 +1,57 @@
+"""The line of a profiled window."""
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+
+from fastcomm.comparison.result import BreakdownChange, CauseChange
+from fastcomm.metrics.tables import part_name
+from fastcomm.show.console import STEP_DIGITS, plain_console, say
+from fastcomm.trace.run import ranks_words
+from fastcomm.units import format_ns, format_signed_ns, signed_percent
+from fastcomm.watch.changes import WindowReport
+
+
+def show(report: WindowReport, console: Console | None = None) -> None:
+    """Print the line of a window, and below it what changed against the first windows."""
+    console = plain_console(console)
+    say(console, line(report), hanging=2)
+    for text in changes(report):
+        say(console, text, indent=2, hanging=4)
+
+
+def line(report: WindowReport) -> str:
+    """Return the markup of a window's line: its run, its step, its ranks and its step time."""
+    window, metrics = report.window, report.metrics
+    step = metrics.iteration.mean_ns
+    ranks = ranks_words(len(metrics.ranks), metrics.expected_ranks)
+    time = "step time n/a" if step is None else f"{format_ns(step, STEP_DIGITS)} a step"
+    change = ""
+    if report.comparison is not None and report.comparison.step.relative is not None:
+        change = f" ({signed_percent(report.comparison.step.relative)} since the first windows)"
+    name = escape(f"{window.run}/{window.folder.name}")
+    return f"[bold]{name}:[/] {ranks}, {time}{change}"
+
+
+def changes(report: WindowReport) -> Iterator[str]:
+    """Yield the markup of what changed; of a first window, its causes of lost time."""
+    if report.comparison is None:
+        causes = [finding for finding in report.metrics.findings if not finding.is_symptom]
+        yield from (escape(finding.text) for finding in causes[:1])
+        return
+    yield from map(_cause, report.causes)
+    if report.parts:
+        yield f"longer: {', '.join(map(_part, report.parts))}"
+
+
+def _cause(cause: CauseChange) -> str:
+    if cause.before_ns is None:
+        return f"[yellow]new:[/] {escape(cause.text)}"
+    if cause.after_ns is None:
+        return f"[green]gone:[/] {escape(cause.text)}"
+    return f"{format_signed_ns(cause.effect_ns)}: {escape(cause.text)}"
+
+
+def _part(part: BreakdownChange) -> str:
+    return f"{part_name(part.name)} {format_signed_ns(part.effect_ns)}"
