@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +19,11 @@ from fastcomm.cli.runs import ExecutionOptions, measure_options, opened_run, thr
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import OUTPUT
 from fastcomm.options import ReadOptions
+
+if TYPE_CHECKING:
+    from fastcomm.metrics.result import Metrics
+
+_PARTIALS = ".partials"  # beside the traces of a profiled window, `fastcomm.watch.windows`
 
 _EXAMPLES = """\b
 Examples:
@@ -70,11 +76,8 @@ def run(
     If the traces do not name their process groups, pass the run layout (--tp, --pp, ...).
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 done without some ranks (--keep-going).
     """
-    from fastcomm.metrics.computation import compute_metrics
-
     wants_tables = files.output is not None or files.html is not None
-    with opened_run(paths, reading, execution) as run:
-        measured = compute_metrics(run, replace(metrics, with_tables=wants_tables))
+    measured = _measured(paths, replace(metrics, with_tables=wants_tables), reading, execution)
     if files.html is not None:
         from fastcomm.metrics.findings.suggestions import reading_arguments
         from fastcomm.report import page as report_page
@@ -90,3 +93,23 @@ def run(
 
     give(measured, files, "metrics", partial(tables.show, full=full, spec=spec))
     exit_if_skipped(measured.skipped)
+
+
+def _measured(
+    paths: tuple[str, ...],
+    options: MetricsOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+) -> "Metrics":
+    """Measure traces, or a profiled window whose traces were not kept."""
+    from fastcomm.metrics.computation import compute_metrics
+
+    if len(paths) == 1 and (Path(paths[0]) / _PARTIALS).is_dir():
+        from fastcomm.watch.windows import ProfiledWindow
+
+        window = ProfiledWindow.of(Path(paths[0]))
+        if window is not None and not window.has_traces:
+            window.check_options(options, reading)
+            return window.metrics(options)
+    with opened_run(paths, reading, execution) as run:
+        return compute_metrics(run, options)

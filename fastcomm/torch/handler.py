@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -263,7 +264,8 @@ def _exported(prof: Any, folder: Path, rank: int) -> Path:
     """Export the trace to a hidden file of the directory, whose name is unique."""
     state = _own_process()
     state.number += 1
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
     name = f".fastcomm-{_host()}-{os.getpid()}-{secrets.token_hex(4)}-{state.number}"
     path = folder / f"{name}.rank{rank}.json"
     try:
@@ -281,6 +283,7 @@ def _execution_trace(prof: Any) -> str:
     return str(getattr(getattr(prof, "execution_trace_observer", None), "finished", ""))
 
 
+@cache
 def _host() -> str:
     """Return the name of this host, as it can be in the name of a file of a rank."""
     name = _UNSAFE.sub("-", socket.gethostname().partition(".")[0])[:60]

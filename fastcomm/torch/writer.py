@@ -24,7 +24,7 @@ from fastcomm.options import ReadOptions
 from fastcomm.preparation import compile_kernels, open_traces
 from fastcomm.process import temporary_folder
 from fastcomm.torch.handler import Recording
-from fastcomm.watch.windows import ProfiledWindow
+from fastcomm.watch.windows import PARTIALS, ProfiledWindow
 
 _engine: Any
 try:
@@ -39,16 +39,19 @@ _LOWEST = 19
 
 
 def main() -> None:
-    """Write the recording on standard input; an error is one line, and exit code 1."""
+    """Write the recording on standard input; an error is a line, and exit code 1."""
     with suppress(OSError):
         os.nice(_LOWEST)
     recording = Recording(**json.load(sys.stdin))
-    try:
-        measured = _written(recording)
-        if recording.report:
-            _report(recording, measured)
-    except (FastcommError, OSError) as error:
-        sys.exit(inert(str(error)))
+    window = ProfiledWindow(folder=recording.folder, step=recording.step)
+    errors = []
+    for step in (_write, _report) if recording.report else (_write,):
+        try:
+            step(recording, window)
+        except (FastcommError, OSError) as error:
+            errors.append(inert(str(error)))
+    if errors:
+        sys.exit("; ".join(errors))
 
 
 def _options(recording: Recording) -> tuple[ReadOptions, MetricsOptions]:
@@ -66,19 +69,18 @@ def _tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _written(recording: Recording) -> ProfiledWindow:
-    """Write the trace and the partial result of a rank; return its window."""
-    window = ProfiledWindow(folder=recording.folder, step=recording.step)
+def _write(recording: Recording, window: ProfiledWindow) -> None:
+    """Write the trace and the partial result of a rank, or why there is none."""
     raw = Path(recording.raw)
     nodes = Path(recording.nodes) if recording.nodes else None
     try:
-        window.folder.mkdir(parents=True, exist_ok=True)
+        place = window.place_of(recording.rank)
         _check_whole(raw)
         if recording.keep == "trace":
             _compress(raw, window.folder / f"rank{recording.rank}.{recording.host}.json.gz")
             if nodes is not None:
                 _compress(nodes, window.folder / f"torch_et_{recording.rank}.json.gz")
-        _measure(recording, window, raw)
+        write(_measured(recording, window, raw), place)
     except (FastcommError, OSError) as error:
         with suppress(FastcommError, OSError):
             window.note_failure(recording.rank, str(error))
@@ -87,7 +89,6 @@ def _written(recording: Recording) -> ProfiledWindow:
         raw.unlink(missing_ok=True)
         if nodes is not None:
             nodes.unlink(missing_ok=True)
-    return window
 
 
 def _check_whole(raw: Path) -> None:
@@ -112,22 +113,21 @@ def _compress(raw: Path, path: Path) -> None:
         shutil.copyfileobj(source, target, _BLOCK)
 
 
-def _measure(recording: Recording, window: ProfiledWindow, raw: Path) -> None:
-    """Write the partial result of a rank, and where it is to be kept, its Parquet file."""
+def _measured(recording: Recording, window: ProfiledWindow, raw: Path) -> RankPartials:
+    """Return the partial results of a rank; write its Parquet file where it is to be kept."""
     compile_kernels()
     reading, options = _options(recording)
     run = open_traces([raw], reading)
     if recording.keep == "store":
         _store(raw, window)
-    trace = run.sources[0].read("metrics")
-    write(RankPartials.of(trace, options.bytes), window.place_of(trace.meta.rank))
+    return RankPartials.of(run.sources[0].read("metrics"), options.bytes)
 
 
 def _store(raw: Path, window: ProfiledWindow) -> None:
     """Write the Parquet file of a rank, with all its events, into the window."""
     from fastcomm.ingest.ingest import ingest, plan
 
-    with temporary_folder(window.folder / ".partials") as folder:
+    with temporary_folder(window.folder / PARTIALS) as folder:
         stored = ingest(plan([raw], folder / "store"))
         for entry in stored.manifest.ranks:
             (stored.folder / entry.file).replace(window.folder / entry.file)

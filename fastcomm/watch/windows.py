@@ -16,7 +16,8 @@ from typing import Self
 
 import orjson
 
-from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.checks import non_default, option_name
+from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import aside, opened
 from fastcomm.metrics.computation import compute_metrics, of_partials
 from fastcomm.metrics.options import MetricsOptions
@@ -27,7 +28,8 @@ from fastcomm.options import ReadOptions
 from fastcomm.preparation import open_traces
 from fastcomm.trace.run import SkippedRank
 
-_PARTIALS = ".partials"
+PARTIALS = ".partials"
+_TRACES = (".json", ".json.gz", ".parquet")
 _FOLDER = re.compile(r"step-(\d{1,12})(?:-(\d{1,6}))?")
 _MEASURED = re.compile(r"rank(\d{1,7})\.arrow")
 _FAILED = re.compile(r"rank(\d{1,7})\.json")
@@ -57,6 +59,25 @@ class ProfiledWindow:
         return self.folder.parent.name
 
     @property
+    def has_traces(self) -> bool:
+        """Whether traces or Parquet files of ranks were kept."""
+        try:
+            return any(path.name.endswith(_TRACES) for path in self.folder.iterdir())
+        except OSError:
+            return False
+
+    def check_options(self, options: MetricsOptions, reading: ReadOptions) -> None:
+        """Raise `ConfigError` for options that need traces."""
+        ignored = [name for name in ("flops", "steps") if getattr(options, name)]
+        if options.bytes != MetricsOptions().bytes:
+            ignored.append("bytes")
+        if names := [*ignored, *non_default(reading)]:
+            options_text = ", ".join(map(option_name, names))
+            raise ConfigError(
+                f"{options_text}: no effect on {self.folder}, which has no traces; leave it out"
+            )
+
+    @property
     def measured(self) -> dict[int, Path]:
         """The files of partial results, by rank."""
         return self._by_rank(_MEASURED)
@@ -68,7 +89,7 @@ class ProfiledWindow:
 
     def _by_rank(self, pattern: re.Pattern[str]) -> dict[int, Path]:
         try:
-            paths = sorted((self.folder / _PARTIALS).iterdir())
+            paths = sorted((self.folder / PARTIALS).iterdir())
         except OSError:
             return {}
         matches = ((pattern.fullmatch(path.name), path) for path in paths)
@@ -85,7 +106,7 @@ class ProfiledWindow:
 
     def place_of(self, rank: int) -> Path:
         """Return where the partial result of a rank belongs. Raises OSError."""
-        folder = self.folder / _PARTIALS
+        folder = self.folder / PARTIALS
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"rank{rank}.arrow"
 

@@ -1,0 +1,339 @@
+"""Test the handler of finished traces with a profiler that needs no PyTorch."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from builders.fake_profiler import FakeProfiler
+from builders.opened import open_run
+
+import fastcomm
+import fastcomm.torch
+from fastcomm.errors import ConfigError
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.result import json_text
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
+from fastcomm.torch import handler
+from fastcomm.torch.schedule import _schedule
+from fastcomm.watch.windows import ProfiledWindow, windows_below
+
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    """The files of a job of two ranks, by rank."""
+    folder = tmp_path_factory.mktemp("job")
+    write(Job.of(ranks=RANKS, steps=3, layers=1), folder)
+    return [source.path for source in open_run(folder).sources]
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    """A job whose ranks are known by the environment, and a process without windows."""
+    for name in handler._JOB:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", str(RANKS))
+    monkeypatch.setattr(handler, "_process", handler._Process())
+
+
+def record(traces, directory, monkeypatch, step=10, cut=1.0, ranks=range(RANKS), **options):
+    """Hand the traces of ranks to a handler, and wait until they are written."""
+    handle = fastcomm.torch.trace_handler(directory, **options)
+    for rank in ranks:
+        monkeypatch.setenv("RANK", str(rank))
+        handle(FakeProfiler(traces[rank], step, cut))
+        handler._process.windows.clear()  # each rank is a process of its own
+    handler._process.end(60)
+    handler._process.thread = None
+
+
+def files(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_each_rank_has_a_trace_and_a_partial_result_and_rank_0_reports(
+    traces, tmp_path, monkeypatch, capfd
+):
+    record(traces, tmp_path, monkeypatch, ranks=(1, 0), report=True)
+    (window,) = windows_below(tmp_path)
+    assert (window.folder.name, window.step) == ("step-000010", 10)
+    host = handler._host()
+    named = {f"rank{rank}.{host}.json.gz" for rank in range(RANKS)}
+    assert {path.name for path in window.folder.iterdir()} == {
+        ".partials",
+        "report.html",
+    } | named
+    assert files(window.folder / ".partials") == ["rank0.arrow", "rank1.arrow"]
+    printed = capfd.readouterr().out
+    assert "2 ranks, 3 steps" in printed
+    assert str(window.folder / "report.html") in printed.replace("\n", "").replace("  ", "")
+    whole = compute_metrics(open_run(window.folder))
+    assert json_text(window.metrics()) == json_text(whole)
+    assert json_text(whole) == json_text(compute_metrics(open_run(traces[0].parent)))
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"), [("partial", []), ("store", ["rank-00000.parquet", "rank-00001.parquet"])]
+)
+def test_a_trace_may_be_a_partial_result_alone_or_the_file_of_a_store(
+    traces, tmp_path, monkeypatch, keep, kept
+):
+    record(traces, tmp_path, monkeypatch, keep=keep)
+    (window,) = windows_below(tmp_path)
+    visible = [path.name for path in window.folder.iterdir() if path.is_file()]
+    assert sorted(visible) == kept
+    expected = compute_metrics(open_run(traces[0].parent))
+    assert json_text(window.metrics()) == json_text(expected)
+    if kept:
+        assert json_text(compute_metrics(open_run(window.folder))) == json_text(expected)
+
+
+def test_a_trace_that_is_not_whole_is_removed_and_the_others_count(
+    traces, tmp_path, monkeypatch, caplog
+):
+    with caplog.at_level(logging.WARNING, "fastcomm"):
+        record(traces, tmp_path, monkeypatch, ranks=(0,), cut=0.5)
+        record(traces, tmp_path, monkeypatch, ranks=(0,), cut=0.5, step=20)
+    assert [*windows_below(tmp_path)] == []
+    (run,) = tmp_path.iterdir()
+    assert files(run) == ["rank0.json", "rank0.json"]  # why there is no partial result
+    assert len(caplog.records) == 1  # of the same kind
+    assert "not whole; is the disk full?" in caplog.text
+
+
+def test_ranks_that_failed_are_skipped_ranks_of_the_metrics(traces, tmp_path, monkeypatch):
+    record(traces, tmp_path, monkeypatch, ranks=(0,))
+    record(traces, tmp_path, monkeypatch, ranks=(1,), cut=0.5)
+    (window,) = windows_below(tmp_path)
+    metrics = window.metrics()
+    assert metrics.ranks == (0,)
+    assert [(one.rank, "not whole" in one.error) for one in metrics.skipped] == [(1, True)]
+
+
+def test_windows_of_a_run_do_not_meet(traces, tmp_path, monkeypatch):
+    handle = fastcomm.torch.trace_handler(tmp_path, keep="partial")
+    monkeypatch.setenv("RANK", "0")
+    for step in (10, 10, 20):
+        handle(FakeProfiler(traces[0], step))
+    handler._process.end(60)
+    names = sorted(window.folder.name for window in windows_below(tmp_path))
+    assert names == ["step-000010", "step-000010-2", "step-000020"]
+
+
+def test_a_run_is_named_by_its_launcher_else_each_process_is_one(monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    first = handler.run_name(2)
+    assert first == handler.run_name(2)
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    assert first != handler.run_name(2)
+    assert handler.run_name(1) != handler.run_name(1)
+
+
+class FakeStore:
+    """The store of a process group, whose first rank sets a value."""
+
+    def __init__(self):
+        self.values = {}
+
+    def compare_set(self, key, expected, value):
+        assert expected == ""
+        return self.values.setdefault(key, value.encode())
+
+
+def test_ranks_agree_on_the_name_of_the_run_in_the_store_of_the_process_group(monkeypatch):
+    class Group:
+        distributed_c10d = type("c10d", (), {})
+
+    store = FakeStore()
+    Group.distributed_c10d._get_default_store = lambda: store
+    monkeypatch.setattr(handler, "_distributed", lambda: Group)
+    names = {handler.run_name(2) for _ in range(3)}
+    assert len(names) == 1
+    store.values.clear()  # of another job
+    assert handler.run_name(2) not in names
+    monkeypatch.setattr(store, "compare_set", lambda *_: 1 / 0)  # an old kind of store
+    assert handler.run_name(2).startswith("job-")
+
+
+class Broken:
+    """A profiler whose export fails."""
+
+    step_num = 3
+
+    def export_chrome_trace(self, path):
+        raise RuntimeError("no profiler")
+
+
+def test_an_error_is_one_warning_and_the_training_goes_on(tmp_path, caplog):
+    handle = fastcomm.torch.trace_handler(tmp_path / "traces")
+    with caplog.at_level(logging.WARNING, "fastcomm"):
+        handle(Broken())
+        handle(Broken())
+        (tmp_path / "file").write_text("")
+        fastcomm.torch.trace_handler(tmp_path / "file")(Broken())
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "RuntimeError: no profiler" in caplog.messages[0]
+    assert str(tmp_path / "file") in caplog.messages[1]
+    assert files(tmp_path / "traces") == []
+
+
+def test_a_trace_stays_uncompressed_where_no_process_can_be_started(
+    traces, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    with caplog.at_level(logging.WARNING, "fastcomm"):
+        record(traces, tmp_path / "t", monkeypatch)
+    assert len(caplog.records) == RANKS  # a rank a process
+    (run,) = (tmp_path / "t").iterdir()
+    assert compute_metrics(open_run(run)).ranks == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": "all"}, "keep 'all': expected one of 'trace', 'partial', 'store'"),
+        ({"timeout_s": -1}, "timeout_s -1: expected seconds"),
+        ({"timeout_s": "1"}, "timeout_s '1': expected seconds"),
+        ({"tpp": 2}, "unknown option 'tpp'"),
+        ({"tp": 0}, "tp"),
+        ({"link_bandwidth": "fast"}, "fast"),
+    ],
+)
+def test_an_invalid_argument_is_an_error_before_the_training(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        fastcomm.torch.trace_handler(tmp_path, **options)
+
+
+def test_options_reach_the_measurement(traces, tmp_path, monkeypatch, capfd):
+    options = {"report": True, "link_bandwidth": "400Gbit/s", "ranks": (1, 0)}
+    record(traces, tmp_path, monkeypatch, **options)
+    assert "of link" in capfd.readouterr().out
+
+
+PROGRAM = """
+import os, sys, time
+sys.path[:0] = {paths!r}
+import fastcomm.torch
+from builders.fake_profiler import FakeProfiler
+from pathlib import Path
+handle = fastcomm.torch.trace_handler({directory!r}, keep="partial")
+{body}
+"""
+
+
+def program(traces, tmp_path, body, **attrs):
+    """Run a training script in a process of its own."""
+    text = PROGRAM.format(
+        paths=[entry for entry in sys.path if entry], directory=str(tmp_path), body=""
+    ) + textwrap.dedent(body).replace("TRACE", repr(str(traces[0])))
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", text],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **attrs,
+    )
+
+
+def test_the_end_of_a_process_waits_for_its_last_window(traces, tmp_path):
+    done = program(traces, tmp_path, "handle(FakeProfiler(Path(TRACE), 5))")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (window,) = windows_below(tmp_path)
+    assert window.metrics().ranks == (0,)
+
+
+def test_a_process_that_dies_leaves_its_last_window_to_the_writer(traces, tmp_path):
+    body = """
+    handle(FakeProfiler(Path(TRACE), 5))
+    while fastcomm.torch.handler._process.recordings.qsize() or not any(
+        name.startswith("step") for _, names, _ in os.walk({directory!r}) for name in names
+    ):
+        time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+    """.replace("{directory!r}", repr(str(tmp_path)))
+    done = program(traces, tmp_path, body)
+    assert done.returncode == -signal.SIGKILL
+    (run,) = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
+    window = ProfiledWindow.of(next(run.iterdir()))
+    assert window.wait(1, 60)
+    assert window.metrics().ranks == (0,)
+
+
+def test_a_fork_neither_writes_nor_waits_for_windows_of_its_parent(traces, tmp_path):
+    body = """
+    handle(FakeProfiler(Path(TRACE), 5))
+    child = os.fork()
+    if not child:
+        sys.exit(0)  # as a data loader ends; it runs what is registered for the end
+    assert os.waitpid(child, 0)[1] == 0
+    child = os.fork()
+    if not child:
+        handle(FakeProfiler(Path(TRACE), 7))  # a rank that was forked has windows of its own
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    """
+    done = program(traces, tmp_path, body)
+    assert (done.returncode, done.stderr) == (0, "")
+    steps = sorted(window.step for window in windows_below(tmp_path))
+    assert steps == [5, 7]
+
+
+def test_the_handler_imports_neither_pytorch_nor_what_measures():
+    code = """
+import sys, fastcomm.torch
+fastcomm.torch.trace_handler("traces")
+print({"torch", "numba", "pyarrow", "numpy"} & set(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+class Actions:
+    """The actions of PyTorch's profiler."""
+
+    NONE, WARMUP, RECORD, RECORD_AND_SAVE = range(4)
+
+
+def test_windows_begin_after_the_first_steps_and_repeat():
+    action = _schedule(10, 3, 5, Actions)
+    text = "".join("_wrs"[action(step)] for step in range(30))
+    assert text == "____wrrs______wrrs______wrrs__"
+    action = _schedule(4, 1, 1, Actions)
+    assert "".join("_wrs"[action(step)] for step in range(9)) == "ws__ws__w"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [((3, 3, 1), "raise every"), ((0, 1, 1), "every 0"), ((9, 2.5, 1), "steps 2.5")],
+)
+def test_invalid_numbers_of_steps_are_refused(numbers, message):
+    with pytest.raises(ConfigError, match=message):
+        _schedule(*numbers, Actions)
+
+
+def test_without_pytorch_the_profiler_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match="needs PyTorch"):
+        fastcomm.torch.profiler()
+
+
+def test_the_record_of_a_failed_rank_may_be_damaged(tmp_path):
+    window = ProfiledWindow(folder=tmp_path / "step-000001", step=1)
+    window.note_failure(3, "x" * 5000)
+    (path,) = window.failed.values()
+    assert len(json.loads(path.read_text())["error"]) == 1000
+    path.write_text("[")
+    (skipped,) = window.skipped()
+    assert (skipped.rank, "damaged" in skipped.error) == (3, True)

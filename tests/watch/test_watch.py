@@ -1,0 +1,152 @@
+"""Test `fastcomm watch`: a line a window, what changed, and how it ends."""
+
+import dataclasses
+import threading
+import time
+
+import pytest
+from builders.profiled_windows import JOB, write_window
+from click.testing import CliRunner
+
+from fastcomm.cli.main import main
+from fastcomm.watch import command
+from fastcomm.watch.windows import ProfiledWindow, windows_below
+
+SLOW = dataclasses.replace(JOB, straggler=2, slowdown=40)
+LINKS = dataclasses.replace(JOB, link_speed=22 * 10**9)
+
+
+def watch(folder, *words):
+    return CliRunner().invoke(main, ["watch", str(folder), *words])
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Two runs: one whose third window has a straggler, and one with slower links."""
+    folder = tmp_path_factory.mktemp("jobs") / "traces"
+    for step, job in ((13, JOB), (513, JOB), (1013, SLOW), (1513, JOB)):
+        write_window(job, folder / "first" / f"step-{step:06d}")
+    write_window(JOB, folder / "second" / "step-000013")
+    write_window(LINKS, folder / "second" / "step-000513")
+    (folder / "other").mkdir()
+    (folder / "second" / "step-000900").mkdir()  # nothing was written yet
+    (folder / "notes.txt").write_text("")
+    return folder
+
+
+def test_a_window_is_a_line_and_what_changed_against_the_first_ones(directory):
+    result = watch(directory, "--once")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
+    assert [line.split(":")[0] for line in lines] == [
+        *(f"first/step-{step:06d}" for step in (13, 513, 1013, 1513)),
+        *(f"second/step-{step:06d}" for step in (13, 513)),
+    ]
+    assert all(": 4 ranks, " in line for line in lines)
+    blocks = result.stdout.split("first/step-001013")[1].split("first/step-001513")
+    assert "new: Rank 2 is a straggler" in blocks[0]
+    assert "since the first windows" in blocks[0]
+    assert "new:" not in blocks[1].split("second")[0]
+    slower = result.stdout.split("second/step-000513")[1]
+    assert "longer: exposed" in slower
+    assert "straggler" not in slower
+
+
+@pytest.mark.parametrize(
+    ("condition", "code"),
+    [
+        ("iteration.mean_ns > +5%", 4),
+        ("iteration.mean_ns > +5000%", 0),
+        ("breakdown.exact.idle > 99%", 0),
+    ],
+)
+def test_a_condition_that_holds_is_an_exit_code(directory, condition, code):
+    result = watch(directory, "--once", "--fail-if", condition)
+    assert result.exit_code == code, result.output
+    assert ("FAIL iteration.mean_ns > +5%" in result.output) == (code == 4)
+
+
+def test_an_invalid_condition_is_wrong_usage(directory):
+    result = watch(directory, "--once", "--fail-if", "step_time > +5%")
+    assert (result.exit_code, result.stdout.count("\n") < 5) == (2, True)
+    assert "no metric" in result.output
+
+
+def test_the_numbers_of_the_newest_window_are_written_for_prometheus(directory, tmp_path):
+    path = tmp_path / "job.prom"
+    assert watch(directory / "first", "--once", "--prometheus", str(path)).exit_code == 0
+    assert 'fastcomm_window_steps{run="first"} 1513.0' in path.read_text()
+
+
+def test_a_window_without_some_ranks_is_incomplete(tmp_path):
+    window = write_window(JOB, tmp_path / "run" / "step-000013", ranks=(0, 1))
+    window.note_failure(3, "window: PyTorch wrote 5 bytes")
+    result = watch(tmp_path / "run", "--once")
+    assert result.exit_code == 3, result.output
+    assert "run/step-000013: 2 of 4 ranks" in result.stdout
+
+
+def test_a_damaged_window_is_a_warning_and_the_others_count(tmp_path):
+    window = write_window(JOB, tmp_path / "run" / "step-000013", ranks=(0,))
+    window.place_of(0).write_bytes(b"damaged")
+    write_window(JOB, tmp_path / "run" / "step-000513")
+    result = watch(tmp_path, "--once")
+    assert result.exit_code == 3
+    assert "step-000013: not measured" in " ".join(result.stderr.split())
+    assert "run/step-000513: 4 ranks" in result.stdout
+
+
+def test_watching_reports_windows_as_they_arrive_and_ends_when_idle(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_POLL_S", 0.05)
+    write_window(JOB, tmp_path / "run" / "step-000013")
+    ready = write_window(SLOW, tmp_path / "ready" / "run" / "step-000513")
+    half = ProfiledWindow.of(tmp_path / "run" / "step-000513")
+
+    def arrive():
+        for rank, path in ready.measured.items():
+            time.sleep(0.5)
+            path.replace(half.place_of(rank))
+
+    writer = threading.Thread(target=arrive)
+    writer.start()
+    result = watch(tmp_path, "--idle", "6")
+    writer.join()
+    assert result.exit_code == 0, result.output
+    assert "run/step-000513: 4 ranks" in result.stdout
+    assert "Rank 2 is a straggler" in result.stdout
+    assert half.is_whole(4)
+
+
+def test_other_ranks_are_waited_for_no_longer_than_the_user_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_POLL_S", 0.05)
+    write_window(JOB, tmp_path / "run" / "step-000013", ranks=(0,))
+    result = watch(tmp_path, "--idle", "0.5", "--patience", "0.2")
+    assert result.exit_code == 3, result.output
+    assert "1 of 4 ranks" in result.stdout
+    assert watch(tmp_path, "--idle", "0.2").stdout == ""
+
+
+def test_watching_ends_at_the_first_window_for_which_a_condition_holds(directory):
+    result = watch(directory / "first", "--fail-if", "iteration.mean_ns > +5%")
+    assert result.exit_code == 4, result.output
+    assert "step-001013" in result.stdout
+    assert "step-001513" not in result.stdout
+
+
+def test_metrics_measure_a_window_whose_traces_were_not_kept(directory):
+    window = directory / "first" / "step-001013"
+    result = CliRunner().invoke(main, ["metrics", str(window)])
+    assert result.exit_code == 0, result.output
+    assert "Rank 2 is a straggler" in result.stdout
+    for words in (["--tp", "2"], ["--flops"], ["--steps", "1"], ["--bytes", "bus"]):
+        refused = CliRunner().invoke(main, ["metrics", str(window), *words])
+        assert refused.exit_code == 2
+        assert f"{words[0]}: no effect" in refused.stderr
+
+
+def test_a_directory_that_is_a_window_is_watched_alone(directory):
+    result = watch(directory / "first" / "step-000513", "--once")
+    assert result.stdout.startswith("first/step-000513: 4 ranks")
+    assert ProfiledWindow.of(directory) is None
+    names = {window.folder.name for window in windows_below(directory / "second")}
+    assert names == {"step-000013", "step-000513"}
