@@ -47,7 +47,8 @@ _LIKE_RANK = re.compile(r"rank|worker|nsys|trace", re.IGNORECASE)
 class Recording:
     """A finished trace of a rank, and what becomes of it; all values can be JSON."""
 
-    raw: str  # the trace, as PyTorch exported it
+    raw: str  # the trace, as PyTorch exported it; empty if it could not
+    error: str  # why it could not
     nodes: str  # the execution trace, empty without one
     directory: str
     run: str  # name of the run, empty until it is known
@@ -86,7 +87,8 @@ class _Process:
         if self.thread is None:
             self.thread = threading.Thread(target=self._write_all, name="fastcomm", daemon=True)
             self.thread.start()
-            atexit.register(self.end, recording.timeout_s)
+            # As rank 0 waits for the others, and then reports.
+            atexit.register(self.end, 2 * recording.timeout_s)
 
     def _write_all(self) -> None:
         while (recording := self.recordings.get()) is not None:
@@ -156,8 +158,8 @@ def trace_handler(
     scratch
         Local directory for the trace as PyTorch exports it, uncompressed. Default: `directory`.
     timeout_s
-        Seconds that rank 0 waits for other ranks before it reports without them, and that a
-        process waits at its end for what is not yet written.
+        Seconds that rank 0 waits for other ranks before it reports without them. A process
+        waits at its end for what is not yet written, at most twice as long.
     **options
         Fields of `ReadOptions` and `MetricsOptions`, such as `tp=2` or
         `link_bandwidth="400Gbit/s"`; texts and numbers only.
@@ -178,9 +180,10 @@ def trace_handler(
             rank, world_size = ranks_of_job()
             step = int(getattr(prof, "step_num", 0))
             state.windows[place, step] += 1
-            raw = _exported(prof, Path(local), rank)
+            raw, error = _exported(prof, Path(local), rank)
             recording = Recording(
-                raw=str(raw),
+                raw=raw,
+                error=error,
                 nodes=_execution_trace(prof),
                 directory=place,
                 run="",
@@ -260,22 +263,24 @@ def run_name(world_size: int) -> str:
     return own
 
 
-def _exported(prof: Any, folder: Path, rank: int) -> Path:
-    """Export the trace to a hidden file of the directory, whose name is unique."""
+def _exported(prof: Any, folder: Path, rank: int) -> tuple[str, str]:
+    """Export the trace to a hidden file; return its path, or "" and why there is none."""
     state = _own_process()
     state.number += 1
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
     name = f".fastcomm-{_host()}-{os.getpid()}-{secrets.token_hex(4)}-{state.number}"
     path = folder / f"{name}.rank{rank}.json"
     try:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
         prof.export_chrome_trace(str(path))
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    if not path.exists():
-        raise FileNotFoundError(f"PyTorch wrote no trace to {folder}; is the disk full?")
-    return path
+        if not path.exists():
+            raise FileNotFoundError("PyTorch wrote no file; is the disk full?")
+    except Exception as error:  # nothing may disturb the training
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        state.warn(f"{folder}: a trace is not written", error)
+        return "", f"no trace was written to {folder}: {type(error).__name__}: {error}"
+    return str(path), ""
 
 
 def _execution_trace(prof: Any) -> str:
@@ -311,9 +316,10 @@ def _write(recording: Recording) -> None:
             check=False,
         )
     except (OSError, ValueError):
-        recording.folder.mkdir(parents=True, exist_ok=True)
-        name = f"rank{recording.rank}.{recording.host}.json"
-        Path(recording.raw).replace(recording.folder / name)
+        if recording.raw:
+            recording.folder.mkdir(parents=True, exist_ok=True)
+            name = f"rank{recording.rank}.{recording.host}.json"
+            Path(recording.raw).replace(recording.folder / name)
         raise
     if process.returncode:
         lines = process.stderr.decode(errors="replace").strip().splitlines()

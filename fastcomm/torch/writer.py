@@ -71,6 +71,9 @@ def _tuples(value: Any) -> Any:
 
 def _write(recording: Recording, window: ProfiledWindow) -> None:
     """Write the trace and the partial result of a rank, or why there is none."""
+    if recording.error:
+        window.note_failure(recording.rank, recording.error)
+        return
     raw = Path(recording.raw)
     nodes = Path(recording.nodes) if recording.nodes else None
     try:

@@ -171,17 +171,23 @@ class Broken:
         raise RuntimeError("no profiler")
 
 
-def test_an_error_is_one_warning_and_the_training_goes_on(tmp_path, caplog):
+def test_an_error_is_one_warning_and_the_training_goes_on(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("RANK", "1")
     handle = fastcomm.torch.trace_handler(tmp_path / "traces")
     with caplog.at_level(logging.WARNING, "fastcomm"):
         handle(Broken())
         handle(Broken())
         (tmp_path / "file").write_text("")
         fastcomm.torch.trace_handler(tmp_path / "file")(Broken())
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+        handler._process.end(60)
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert "RuntimeError: no profiler" in caplog.messages[0]
     assert str(tmp_path / "file") in caplog.messages[1]
-    assert files(tmp_path / "traces") == []
+    assert len(caplog.records) == 3  # the last: why the record of the failure is not written
+    (run,) = (tmp_path / "traces").iterdir()
+    windows = [ProfiledWindow.of(folder) for folder in sorted(run.iterdir())]
+    assert [window.skipped()[0].rank for window in windows] == [1, 1]
+    assert "RuntimeError: no profiler" in windows[0].skipped()[0].error
 
 
 def test_a_trace_stays_uncompressed_where_no_process_can_be_started(
@@ -212,9 +218,9 @@ def test_an_invalid_argument_is_an_error_before_the_training(tmp_path, options, 
 
 
 def test_options_reach_the_measurement(traces, tmp_path, monkeypatch, capfd):
-    options = {"report": True, "link_bandwidth": "400Gbit/s", "ranks": (1, 0)}
+    options = {"report": True, "cluster": "dgx-h100", "ranks": (1, 0)}
     record(traces, tmp_path, monkeypatch, **options)
-    assert "of link" in capfd.readouterr().out
+    assert "of limit" in capfd.readouterr().out
 
 
 PROGRAM = """
