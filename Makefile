@@ -40,7 +40,7 @@ ifndef ABREAST
 endif
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint kernels modules unit coverage docs pages bench bench-check bench-compare bench-scale soak soak-tests soak-bars fuzz clean \
-	walk jobs hangs dist least release-check
+	walk jobs hangs trainer dist least release-check
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,10 @@ hangs: .venv/.runtime .venv-jobs/.torch ## Record jobs that hang and jobs that d
 	nice -n 10 .venv-jobs/bin/python tests/jobs/hangs/record.py build/hangs --seeds $(HANG_SEEDS)
 	.venv-jobs/bin/python tests/jobs/hangs/analyzer.py build/hangs
 	$(BIN)/python tests/jobs/hangs/check.py build/hangs
+
+trainer: .venv-jobs/.torch ## Train real jobs that report on themselves, with faults of ranks, disks and loaders, and check what they write
+	.venv-jobs/bin/python -m pip install --quiet --editable .
+	.venv-jobs/bin/python tests/jobs/trainer/check.py build/trainer
 
 walk: ## Do what a newcomer does, in an empty clone of this commit, and time it
 	docs/walk.sh

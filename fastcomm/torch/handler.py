@@ -44,7 +44,7 @@ _LIKE_RANK = re.compile(r"rank|worker|nsys|trace", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RankRecording:
     """A finished trace of a rank, and what becomes of it; all values can be JSON."""
 
     raw: str  # the trace, as PyTorch exported it; empty if it could not
@@ -76,12 +76,12 @@ class _Process:
         self.pid = os.getpid()
         self.run = ""
         self.windows: Counter[tuple[str, int]] = Counter()
-        self.recordings: queue.SimpleQueue[Recording | None] = queue.SimpleQueue()
+        self.recordings: queue.SimpleQueue[RankRecording | None] = queue.SimpleQueue()
         self.number = 0
         self.errors: set[str] = set()
         self.thread: threading.Thread | None = None
 
-    def add(self, recording: Recording) -> None:
+    def add(self, recording: RankRecording) -> None:
         """Write a recording in the thread, which is started if it is the first one."""
         self.recordings.put(recording)
         if self.thread is None:
@@ -181,7 +181,7 @@ def trace_handler(
             step = int(getattr(prof, "step_num", 0))
             state.windows[place, step] += 1
             raw, error = _exported(prof, Path(local), rank)
-            recording = Recording(
+            recording = RankRecording(
                 raw=raw,
                 error=error,
                 nodes=_execution_trace(prof),
@@ -276,8 +276,9 @@ def _exported(prof: Any, folder: Path, rank: int) -> tuple[str, str]:
         if not path.exists():
             raise FileNotFoundError("PyTorch wrote no file; is the disk full?")
     except Exception as error:  # nothing may disturb the training
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
+        for half in (path, path.with_name(f"{path.name}.tmp")):  # Kineto renames what is whole
+            with suppress(OSError):
+                half.unlink(missing_ok=True)
         state.warn(f"{folder}: a trace is not written", error)
         return "", f"no trace was written to {folder}: {type(error).__name__}: {error}"
     return str(path), ""
@@ -295,7 +296,7 @@ def _host() -> str:
     return _LIKE_RANK.sub("host", name) or "host"
 
 
-def _write(recording: Recording) -> None:
+def _write(recording: RankRecording) -> None:
     """Write a recording in another process, and wait for it.
 
     If the process cannot be started, the trace stays uncompressed. Raises OSError with its

@@ -1,6 +1,6 @@
 """The process that writes and measures the recording of a rank: ``-m fastcomm.torch.writer``.
 
-It reads a `Recording` as JSON from standard input. The trace appears under its name when it is
+It reads a `RankRecording` as JSON from standard input. The trace appears under its name when it is
 whole; then the rank is measured; and rank 0 waits for the others and reports.
 """
 
@@ -23,7 +23,7 @@ from fastcomm.option_fields import build, field_infos
 from fastcomm.options import ReadOptions
 from fastcomm.preparation import compile_kernels, open_traces
 from fastcomm.process import temporary_folder
-from fastcomm.torch.handler import Recording
+from fastcomm.torch.handler import RankRecording
 from fastcomm.watch.windows import PARTIALS, ProfiledWindow
 
 _engine: Any
@@ -42,7 +42,7 @@ def main() -> None:
     """Write the recording on standard input; an error is a line, and exit code 1."""
     with suppress(OSError):
         os.nice(_LOWEST)
-    recording = Recording(**json.load(sys.stdin))
+    recording = RankRecording(**json.load(sys.stdin))
     window = ProfiledWindow(folder=recording.folder, step=recording.step)
     errors = []
     for step in (_write, _report) if recording.report else (_write,):
@@ -54,7 +54,7 @@ def main() -> None:
         sys.exit("; ".join(errors))
 
 
-def _options(recording: Recording) -> tuple[ReadOptions, MetricsOptions]:
+def _options(recording: RankRecording) -> tuple[ReadOptions, MetricsOptions]:
     """Return how traces are read, and what is measured."""
     names = field_infos(ReadOptions)
     own = {name: _tuples(value) for name, value in recording.options.items() if name in names}
@@ -69,7 +69,7 @@ def _tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _write(recording: Recording, window: ProfiledWindow) -> None:
+def _write(recording: RankRecording, window: ProfiledWindow) -> None:
     """Write the trace and the partial result of a rank, or why there is none."""
     if recording.error:
         window.note_failure(recording.rank, recording.error)
@@ -116,7 +116,7 @@ def _compress(raw: Path, path: Path) -> None:
         shutil.copyfileobj(source, target, _BLOCK)
 
 
-def _measured(recording: Recording, window: ProfiledWindow, raw: Path) -> RankPartials:
+def _measured(recording: RankRecording, window: ProfiledWindow, raw: Path) -> RankPartials:
     """Return the partial results of a rank; write its Parquet file where it is to be kept."""
     compile_kernels()
     reading, options = _options(recording)
@@ -136,7 +136,7 @@ def _store(raw: Path, window: ProfiledWindow) -> None:
             (stored.folder / entry.file).replace(window.folder / entry.file)
 
 
-def _report(recording: Recording, window: ProfiledWindow) -> None:
+def _report(recording: RankRecording, window: ProfiledWindow) -> None:
     """Wait for all ranks, print the first screen of the metrics, and write the page."""
     from fastcomm.metrics import tables
     from fastcomm.metrics.findings.suggestions import reading_arguments

@@ -21,6 +21,7 @@ import click
 from builders.exchanges import EXCHANGES
 from builders.made_trials import mxnet
 from builders.places import RECORDED
+from builders.profiled_windows import write_window
 from click.testing import CliRunner
 
 from fastcomm.cli.main import main
@@ -68,6 +69,7 @@ _BASES = {
     "metrics": "{run} --json",
     "report": "{run} --no-path --no-data",
     "compare": "{run} {run}",
+    "watch": "{windows} --once",
     "kernels": "{run} --json",
     "sql": "{run} {query} --json",
     "critical-path": "{run} --annotation ProfilerStep",
@@ -113,6 +115,8 @@ def make(folder: Path) -> dict[str, str]:
     exchanges = folder / "exchanges.csv"
     exchanges.write_text(EXCHANGES, "utf-8")
     named["exchanges"] = str(exchanges)
+    write_window(Job.of(ranks=2, steps=2, layers=1), folder / "windows" / "run" / "step-000002")
+    named["windows"] = str(folder / "windows")
     named["hangs"] = str(RECORDED / "hangs" / "finished_moe_0")
     named["query"] = "from/**/ranks"
     return {**named, "table": str(table), "directory": "made", "shell": "bash"}
