@@ -28,6 +28,7 @@ SEARCH = "isp --model 7 --world-size 8 --seq-len 4096 --global-batch 4Mi"
 WRITERS = [
     ("ingest {inputs}/rank0.json -o {out}/store", 900),
     ("metrics {inputs}/rank0.json --output {out}/report", 900),
+    ("metrics {inputs}/rank0.json --prometheus {out}/job.prom", 900),
     ("critical-path {inputs}/rank0.json --output {out}/report", 900),
     ("critical-path {inputs}/rank0.json --overlay {out}/overlay.json", 9000),
     ("critical-path {inputs}/rank0.json --overlay {out}/overlay.json.gz", 900),
