@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +79,7 @@ class _Process:
         self.windows: Counter[tuple[str, int]] = Counter()
         self.recordings: queue.SimpleQueue[RankRecording | None] = queue.SimpleQueue()
         self.number = 0
+        self.token = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.errors: set[str] = set()
         self.thread: threading.Thread | None = None
 
@@ -104,7 +106,9 @@ class _Process:
             return
         self.recordings.put(None)
         self.thread.join(timeout_s)
-        if self.thread.is_alive():
+        if not self.thread.is_alive():
+            self.thread = None
+        else:
             self.warn(
                 f"the last window was not written within {timeout_s:g} s; its processes go on",
                 None,
@@ -180,7 +184,7 @@ def trace_handler(
             rank, world_size = ranks_of_job()
             step = int(getattr(prof, "step_num", 0))
             state.windows[place, step] += 1
-            raw, error = _exported(prof, Path(local), rank)
+            raw, error = _exported(prof, local, rank)
             recording = RankRecording(
                 raw=raw,
                 error=error,
@@ -263,25 +267,24 @@ def run_name(world_size: int) -> str:
     return own
 
 
-def _exported(prof: Any, folder: Path, rank: int) -> tuple[str, str]:
+def _exported(prof: Any, folder: str, rank: int) -> tuple[str, str]:
     """Export the trace to a hidden file; return its path, or "" and why there is none."""
     state = _own_process()
     state.number += 1
-    name = f".fastcomm-{_host()}-{os.getpid()}-{secrets.token_hex(4)}-{state.number}"
-    path = folder / f"{name}.rank{rank}.json"
+    path = f"{folder}/.fastcomm-{_host()}-{state.token}-{state.number}.rank{rank}.json"
     try:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-        prof.export_chrome_trace(str(path))
-        if not path.exists():
+        if not os.path.isdir(folder):  # noqa: PTH112 - a Path takes longer, and training waits
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        prof.export_chrome_trace(path)
+        if not os.path.exists(path):  # noqa: PTH110
             raise FileNotFoundError("PyTorch wrote no file; is the disk full?")
     except Exception as error:  # nothing may disturb the training
-        for half in (path, path.with_name(f"{path.name}.tmp")):  # Kineto renames what is whole
+        for half in (path, f"{path}.tmp"):  # Kineto renames what is whole
             with suppress(OSError):
-                half.unlink(missing_ok=True)
+                Path(half).unlink(missing_ok=True)
         state.warn(f"{folder}: a trace is not written", error)
         return "", f"no trace was written to {folder}: {type(error).__name__}: {error}"
-    return str(path), ""
+    return path, ""
 
 
 def _execution_trace(prof: Any) -> str:
@@ -296,6 +299,12 @@ def _host() -> str:
     return _LIKE_RANK.sub("host", name) or "host"
 
 
+def _homes() -> list[str]:
+    """Return the directories that the packages of fastcomm are imported from."""
+    specs = map(find_spec, ("fastcomm", "fastcomm_kernels"))
+    return [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
+
+
 def _write(recording: RankRecording) -> None:
     """Write a recording in another process, and wait for it.
 
@@ -303,7 +312,8 @@ def _write(recording: RankRecording) -> None:
     error.
     """
     # The process imports what this one does; PYTHONSAFEPATH adds nothing before it.
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)  # noqa: PTH100
+    entries = [*filter(None, sys.path), *_homes()]
+    path = os.pathsep.join(map(os.path.abspath, entries))
     # No pools of threads: the cores belong to the training.
     limits = dict.fromkeys(("OMP_NUM_THREADS", "ARROW_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     environment = {**os.environ, **limits, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

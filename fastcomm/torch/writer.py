@@ -1,7 +1,7 @@
 """The process that writes and measures the recording of a rank: ``-m fastcomm.torch.writer``.
 
-It reads a `RankRecording` as JSON from standard input. The trace appears under its name when it is
-whole; then the rank is measured; and rank 0 waits for the others and reports.
+It reads a `RankRecording` as JSON from standard input. The trace appears under its name when it
+is whole; then the rank is measured; and rank 0 waits for the others and reports.
 """
 
 import gzip

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastcomm.comparison.result import BreakdownChange, CauseChange, Comparison, compare
@@ -73,19 +74,15 @@ class Watch:
     """Reports of the windows of all runs in a directory, each once, as they arrive."""
 
     histories: dict[str, RunHistory] = field(default_factory=dict)
-    reported: set[str] = field(default_factory=set)
-
-    def is_new(self, window: ProfiledWindow) -> bool:
-        """Whether a window was not reported."""
-        return str(window.folder) not in self.reported
+    reported: set[Path] = field(default_factory=set)  # directories of windows
 
     def report(self, window: ProfiledWindow, metrics: Metrics) -> WindowReport:
         """Report a window; see `RunHistory.report`."""
-        self.reported.add(str(window.folder))
+        self.reported.add(window.folder)
         history = self.histories.setdefault(str(window.folder.parent), RunHistory())
         return history.report(window, metrics)
 
     def give_up(self, window: ProfiledWindow, error: FastcommError) -> str:
         """Report a window that cannot be measured; return the sentence."""
-        self.reported.add(str(window.folder))
+        self.reported.add(window.folder)
         return f"{window.folder}: not measured: {error}"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,7 +88,7 @@ def _arriving(
 
     last = time.monotonic()
     while True:
-        new = [window for window in windows_below(directory) if watch.is_new(window)]
+        new = [*windows_below(directory, watch.reported)]
         ready = [
             window for window in new if options.once or _is_ready(window, options.patience)
         ]
@@ -108,11 +109,10 @@ def _is_ready(window: "ProfiledWindow", patience_s: float) -> bool:
 
     if time.time_ns() - window.arrival_ns >= patience_s * 1e9:
         return True
-    try:
-        first = next(iter(window.measured.values()))
-        return window.is_whole(read(first).note.world_size or 1)
-    except (FastcommError, StopIteration):
-        return False
+    for path in window.measured.values():
+        with suppress(FastcommError):
+            return window.is_whole(read(path).note.world_size or 1)
+    return False
 
 
 def _report(

@@ -7,7 +7,7 @@ why there is none, so that a window is measured without reading traces.
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -97,9 +97,9 @@ class ProfiledWindow:
 
     @cached_property
     def arrival_ns(self) -> int:
-        """When the first partial result was written, ns since the epoch."""
+        """When the first rank was measured, or failed, ns since the epoch."""
         times = []
-        for path in self.measured.values():
+        for path in (*self.measured.values(), *self.failed.values()):
             with suppress(OSError):
                 times.append(path.stat().st_mtime_ns)
         return min(times, default=0)
@@ -194,8 +194,19 @@ def _reason(path: Path) -> str:
         return "could not be measured, and the record of the reason is damaged"
 
 
-def windows_below(directory: Path) -> Iterator[ProfiledWindow]:
+def windows_below(
+    directory: Path, reported: Container[Path] = frozenset()
+) -> Iterator[ProfiledWindow]:
     """Yield the windows of all runs in a directory, or the one that it is, in any order.
+
+    A window in which no rank was measured, nor failed, is not there yet.
+
+    Parameters
+    ----------
+    directory
+        A directory of runs, the one of a run, or a window.
+    reported
+        Directories of windows to leave out.
 
     Raises
     ------
@@ -203,14 +214,20 @@ def windows_below(directory: Path) -> Iterator[ProfiledWindow]:
         If the directory cannot be listed.
 
     """
-    if (own := ProfiledWindow.of(directory)) is not None:
-        yield own
-        return
+    for folder in _candidates(directory):
+        window = None if folder in reported else ProfiledWindow.of(folder)
+        if window is not None and (window.measured or window.failed):
+            yield window
+
+
+def _candidates(directory: Path) -> Iterator[Path]:
+    """Yield the directory and those below it, two levels deep."""
+    yield directory
     try:
         for path in _folders(directory):
-            for folder in (path, *_folders(path)):
-                if (window := ProfiledWindow.of(folder)) is not None and window.measured:
-                    yield window
+            yield path
+            with suppress(FileNotFoundError):  # removed meanwhile
+                yield from _folders(path)
     except OSError as error:
         raise FastcommError(f"{directory}: {error.strerror or error}") from error
 

@@ -86,6 +86,15 @@ def test_a_window_without_some_ranks_is_incomplete(tmp_path):
     assert "run/step-000013: 2 of 4 ranks" in result.stdout
 
 
+def test_a_window_in_which_every_rank_failed_is_a_warning(tmp_path):
+    window = ProfiledWindow.of(tmp_path / "run" / "step-000013")
+    window.note_failure(0, "PyTorch wrote no file; is the disk full?")
+    result = watch(tmp_path, "--once")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "no rank was measured: PyTorch wrote no file" in " ".join(result.stderr.split())
+    assert watch(tmp_path, "--idle", "0.1", "--patience", "0").exit_code == 3
+
+
 def test_a_damaged_window_is_a_warning_and_the_others_count(tmp_path):
     window = write_window(JOB, tmp_path / "run" / "step-000013", ranks=(0,))
     window.place_of(0).write_bytes(b"damaged")
