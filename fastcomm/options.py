@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from fastcomm.checks import RANKS, WHOLE
 from fastcomm.errors import ConfigError
 from fastcomm.option_fields import (
+    BATCH,
     COMPAT,
     EDITS,
     LAYOUT,
@@ -96,6 +97,17 @@ def gpu_field(**about: Any) -> Any:
     """Return the field of a GPU whose peaks count."""
     text = "GPU whose peaks FLOPs are compared with (metrics: --flops). Default: by the traces."
     return option_field(text, group=MEASUREMENT, metavar="NAME", **about)
+
+
+def model_field(**about: Any) -> Any:
+    """Return the field of a transformer model."""
+    text = (
+        "Preset (internlm-7b, deepseek-v3, ...), size (7B), TOML file, or Hugging Face "
+        "config.json."
+    )
+    return option_field(
+        text, group=BATCH, metavar="MODEL", is_common=True, may_be_empty=False, **about
+    )
 
 
 def compat_field(tool: str, metavar: str) -> Any:

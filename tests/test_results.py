@@ -31,6 +31,7 @@ from fastcomm.synthetic.traces import write
 
 SEARCH = "--world-size 16 --seq-len 8Ki --global-batch 1Mi"
 JOB = "--model llama3-8b --gpus 16 --cluster h100 --global-batch 128"
+EXPERTS = "--model deepseek-v3 --ep 8 --tokens-per-gpu 16 --schedules deepep"
 SHAPE = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --topk 2"
 
 
@@ -110,6 +111,7 @@ CALLS = [
     ("isp", f"isp --model 7B {SEARCH.replace('8Ki', '4Ki,8Ki')}", 0),
     ("dispatch-simulate", "dispatch simulate {workload}", 0),
     ("dispatch-simulate", "dispatch compare {workload}", 0),
+    ("dispatch-compare", f"dispatch compare {EXPERTS}", 0),
     ("dispatch-place", "dispatch place {workload} --replicas 2", 0),
     ("dispatch-sweep", f"dispatch sweep {SHAPE} --over zipf_alpha=1.1,2", 0),
     ("dispatch-evaluate", "dispatch evaluate {exchanges}", 0),

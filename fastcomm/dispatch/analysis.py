@@ -17,12 +17,13 @@ from fastcomm.option_fields import build, shows
 from fastcomm.units import parse_bandwidth
 
 
-def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
+def terms_for(recipe: Recipe, options: DispatchOptions, links: GpuLinks | None = None) -> Terms:
     """Return the terms that a user's options describe for a workload.
 
-    Only for a workload of the original simulator a bandwidth without a unit counts GiB/s.
+    Options replace the bandwidths of `links`. Only for a workload of the original simulator a
+    bandwidth without a unit counts GiB/s.
     """
-    links = GpuLinks()
+    links = links or GpuLinks()
     if options.cluster is not None:
         links = load_links(options.cluster, recipe.gpus_per_node)
     parse = original_bandwidth if recipe.law == "seed" else parse_bandwidth

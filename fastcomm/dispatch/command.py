@@ -25,6 +25,7 @@ from fastcomm.cli.runs import builds, with_options, workers_option
 from fastcomm.dispatch.options import (
     DispatchOptions,
     ExchangeOptions,
+    ModelOptions,
     ReplicaRule,
     WorkloadOptions,
 )
@@ -34,12 +35,13 @@ from fastcomm.option_fields import NETWORK, WORKLOAD, field_infos
 from fastcomm.units import counted
 
 if TYPE_CHECKING:
+    from fastcomm.dispatch.model_exchange import ModelExchange
     from fastcomm.dispatch.placement import PlacementResult
     from fastcomm.dispatch.schedules import Terms
     from fastcomm.dispatch.simulation import DispatchSweep, Simulation
 
 F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R", "Simulation", "PlacementResult", "DispatchSweep")
+R = TypeVar("R", "Simulation", "PlacementResult", "DispatchSweep", "ModelExchange")
 _SHAPE = (
     *("num_nodes", "gpus_per_node", "experts_per_gpu", "seq_len", "batch_size", "embed_size"),
     *("topk", "num_layers", "iter_num"),
@@ -50,7 +52,7 @@ DRAWING = options_of(
 _EXAMPLES = """\b
 Examples:
   fastcomm dispatch generate --num-nodes 4 --iter-num 10 --seed 0 -o workload
-  fastcomm dispatch compare workload
+  fastcomm dispatch compare --model deepseek-v3 --ep 64 --cluster h100
   fastcomm dispatch simulate --schedules deepep,fast workload --json
   fastcomm dispatch place workload --replicas 1.5
   fastcomm dispatch sweep --over num_nodes=2,4,8 --over zipf_alpha=1.1,1.5,2
@@ -76,8 +78,9 @@ def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
     return (*(option_of(WorkloadOptions, name, help=texts[name]) for name in _SHAPE), dtype)
 
 
-def schedules_option(default: str) -> Callable[[F], F]:
-    """Return the option of the schedules to simulate."""
+def schedules_option(default: str | None) -> Callable[[F], F]:
+    """Return the option of the schedules to simulate; all of them if `default` is None."""
+    text = "Schedules of the all-to-all to simulate."
     return option(
         "--schedules",
         "names",
@@ -85,7 +88,7 @@ def schedules_option(default: str) -> Callable[[F], F]:
         metavar="LIST",
         group=NETWORK,
         is_common=True,
-        help="Schedules of the all-to-all to simulate.",
+        help=text if default else f"{text} Default: all.",
     )
 
 
@@ -240,23 +243,51 @@ def simulate(*, workload: Path, names: str, request: SimulationRequest) -> None:
     request.give(result, tables.show)
 
 
-@run.command("compare", has_tables=True, epilog=_example("compare workload --bw-inter 50GB/s"))
+@run.command(
+    "compare",
+    has_tables=True,
+    epilog=_example("compare --model deepseek-v3 --ep 64 --cluster h100"),
+)
 @click.argument("workload", required=False, type=click.Path(exists=True, path_type=Path))
+@schedules_option(None)
+@builds(options=ModelOptions)
+@with_options(options_of(ModelOptions))
 @simulates(draws=True)
-def compare(*, workload: Path | None, request: SimulationRequest) -> None:
-    """Compare all strategies with the best possible time.
+def compare(
+    *,
+    workload: Path | None,
+    names: str | None,
+    options: ModelOptions,
+    request: SimulationRequest,
+) -> None:
+    """Compare schedules and kernels with the best time.
 
-    Without WORKLOAD, draws one from the options and does not store it.
+    Without WORKLOAD, draws one from the options and does not store it. With --model, times the
+    kernels of DeepEP, HybridEP, NCCL and TensorRT-LLM as well, by measurements of the GPU.
     """
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation, tables
+    from fastcomm.dispatch.schedules import STRATEGIES as OWN
     from fastcomm.dispatch.workload import Workload, open_workload
 
     shape = request.shape
+    if options.model is not None:
+        from fastcomm.dispatch.model_exchange import compare_kernels
+
+        if workload is not None:
+            raise ConfigError("--model has no effect with WORKLOAD; leave one out")
+        chosen = names.split(",") if names else tuple(OWN)
+        network = request.network
+        compared = compare_kernels(options, shape, network, chosen, available=STRATEGIES)
+        request.give(compared, tables.kernels)
+        return
     opened = open_workload(workload, shape) if workload else Workload.of(_recipe(shape))
-    terms = request.terms(opened.recipe)
     result = simulation.simulate(
-        opened, tuple(STRATEGIES), terms, available=STRATEGIES, lenient=True
+        opened,
+        names.split(",") if names else tuple(STRATEGIES),
+        request.terms(opened.recipe),
+        available=STRATEGIES,
+        lenient=True,
     )
     request.give(result, tables.compare)
 

@@ -4,15 +4,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastcomm.checks import EFFICIENCY, FACTOR, GPUS_PER_NODE, Range
+from fastcomm.checks import EFFICIENCY, FACTOR, GPUS_PER_NODE, RANKS, Range
 from fastcomm.option_fields import (
     COST,
+    LAYOUT,
     NETWORK,
     WORKLOAD,
     CheckedOptions,
     option_field,
 )
-from fastcomm.options import cluster_field, compat_field
+from fastcomm.options import cluster_field, compat_field, model_field
 from fastcomm.units import Duration
 
 Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]
@@ -49,7 +50,7 @@ class WorkloadOptions(CheckedOptions):
     embed_size: int | None = _shape("Elements per token.", 1, 1 << 30)
     topk: int | None = _shape("Experts per token.", 1, 1 << 16, is_common=True)
     num_layers: int | None = _shape("Layers per iteration.", 1, MOST_LAYERS)
-    iter_num: int | None = _shape("Number of iterations.", 1, MOST_LAYERS, is_common=True)
+    iter_num: int | None = _shape("Number of iterations.", 1, MOST_LAYERS)
     dtype: Dtype | None = option_field(
         f"Type of the elements: {', '.join(get_args(Dtype))}.", group=WORKLOAD, metavar="NAME"
     )
@@ -157,6 +158,46 @@ class DispatchOptions(CheckedOptions):
         group=NETWORK,
         metavar="METHOD",
         needs=("--schedules fast",),
+    )
+
+
+_SIZES = ("num-nodes", "gpus-per-node", "experts-per-gpu", "seq-len", "batch-size")
+_MORE_SIZES = ("embed-size", "topk", "num-layers", "iter-num", "dtype", "compat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions(CheckedOptions):
+    """A model whose experts a cluster's GPUs share, and kernels of its all-to-all."""
+
+    model: str | Path | None = model_field(
+        not_with=tuple(f"--{name}" for name in (*_SIZES, *_MORE_SIZES)),
+    )
+    tokens_per_gpu: int = option_field(
+        "Tokens of a GPU (with --model).",
+        4096,
+        group=WORKLOAD,
+        limits=Range(1, 1 << 24),
+        is_common=True,
+        needs=("--model",),
+    )
+    ep: int | None = option_field(
+        "Expert-parallel size. Here the GPUs that share the experts (with --model).",
+        group=LAYOUT,
+        limits=RANKS,
+        is_common=True,
+        needs=("--model",),
+    )
+    sms: int | None = option_field(
+        "SMs of DeepEP's normal kernels (with --model). Default: 20, of V2 24.",
+        group=NETWORK,
+        limits=Range(1, 1 << 12),
+        needs=("--model",),
+    )
+    dispatch_precision: Literal["bf16", "fp8"] | None = option_field(
+        "Precision of dispatched tokens (with --model). Default: that of the kernels.",
+        group=NETWORK,
+        metavar="NAME",
+        needs=("--model",),
     )
 
 

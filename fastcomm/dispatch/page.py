@@ -3,10 +3,12 @@
 import numpy as np
 
 from fastcomm.dispatch import tables
+from fastcomm.dispatch.model_exchange import ModelExchange
 from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult
 from fastcomm.dispatch.tables import NO_TIME
+from fastcomm.hardware.expert_exchange import FAMILIES, PHASES
 from fastcomm.show import pages
 from fastcomm.show.charts import (
     BarChart,
@@ -15,11 +17,13 @@ from fastcomm.show.charts import (
     RowMarks,
     coarsened,
     line_look,
+    pair_chart,
     row_bars,
     row_tips,
 )
 from fastcomm.show.pages import Figure, FigureView, Page, PageTable, Section, figure, table
 from fastcomm.units import counted
+from fastcomm_kernels.arrays import Matrix
 
 _MS = 1e3
 _MOST_BINS = 96
@@ -28,8 +32,10 @@ _BAR = 15  # px
 _EQUAL = 1.01
 
 
-def page(result: Simulation | PlacementResult | DispatchSweep) -> Page:
+def page(result: Simulation | PlacementResult | DispatchSweep | ModelExchange) -> Page:
     """Return the page of a result of `fastcomm dispatch`."""
+    if isinstance(result, ModelExchange):
+        return kernels(result)
     if isinstance(result, Simulation):
         return simulation(result)
     return placement(result) if isinstance(result, PlacementResult) else sweep(result)
@@ -187,6 +193,108 @@ def _load(strategy: StrategyResult) -> FigureView:
     )
     note = f"A cell shows the largest of {share} GPUs." if share > 1 else ""
     return FigureView(label=strategy.name, chart=chart, note=note)
+
+
+def kernels(result: ModelExchange) -> Page:
+    """Return the page of kernel families and schedules for the exchange of a model."""
+    schedules, fastest, layer = simulation(result.simulation), result.kernels[0], result.layer
+    return Page(
+        title=f"Expert dispatch of {layer.model}",
+        source=f"{pages.many(layer.ranks, 'GPU')} of {layer.cluster}, "
+        f"{pages.many(layer.tokens_per_gpu, 'token')} per GPU, "
+        f"top {layer.topk} of {pages.many(layer.experts, 'expert')}",
+        headline=(
+            f"{FAMILIES[fastest.family].title} is the fastest: a layer takes ",
+            pages.fact("dispatch-compare.kernels.layer_ns", fastest.layer_s * NS, pages.ns),
+            ", ",
+            pages.fact(
+                "dispatch-compare.kernels.times_optimal", fastest.times_optimal, pages.times
+            ),
+            " the best possible time.",
+        ),
+        facts=(
+            pages.fact(
+                "dispatch-compare.fullest_rank",
+                result.fullest,
+                pages.times,
+                label="fullest rank over the mean",
+            ),
+            *schedules.facts[1:],
+        ),
+        sections=(_kernels(result), _pairs(result.copies), *schedules.sections),
+        warnings=(*result.unpriced.values(), *schedules.warnings),
+    )
+
+
+def _kernels(result: ModelExchange) -> Section:
+    """Return the section on the time of each kernel family, the fastest first."""
+    names = [one.family for one in result.kernels]
+    parts = []
+    for place, phase in enumerate(PHASES):
+        times = [one.phases[phase].total_s for one in result.kernels]
+        parts.append(
+            Part(
+                name=phase,
+                look=line_look(place)[0],
+                values=[seconds * _MS for seconds in times],
+                labels=list(map(_seconds, times)),
+                tips=row_tips(names, phase, times, _seconds),
+            )
+        )
+    bound = [sum(p.bound_s for p in one.phases.values()) for one in result.kernels]
+    marks = (_marks(names, "best possible for its bytes", bound, "diamond"),)
+    drawn = figure(
+        "kernels-chart",
+        "Dispatch and combine of one layer",
+        "Bars of the kernel families, with the lower bound as a mark; the table has all "
+        "numbers.",
+        BarChart(rows=names, parts=parts, title="a layer, ms", marks=marks),
+        "dispatch-compare.kernels.layer_ns",
+        "dispatch-compare.kernels.times_optimal",
+    )
+    return Section(
+        name="kernels",
+        title="How long do kernels take?",
+        lead=(
+            "Kernel families, the fastest first, with times predicted from measurements. The "
+            f"best possible time is limited by the {result.bound_limit}.",
+        ),
+        blocks=(drawn, pages.shown(tables.kernel_times(result))),
+    )
+
+
+def _pairs(copies: Matrix) -> Section:
+    """Return the section on the tokens between ranks; `copies` is from ranks to ranks."""
+    chart, share = pair_chart(copies, list(range(len(copies))), "tokens", "GPU")
+    received = copies.sum(axis=0)
+    drawn = Figure(
+        name="pairs-chart",
+        title="Tokens from GPU to GPU",
+        alt="Heat map of sending GPUs (down) and receiving GPUs (across).",
+        views=(
+            FigureView(
+                label="tokens",
+                chart=chart,
+                note=f"A cell shows the largest of {share} by {share} GPUs." * (share > 1),
+            ),
+        ),
+        terms=("dispatch-compare.rank_pair_tokens",),
+    )
+    return Section(
+        name="pairs",
+        title="Which ranks have the most tokens?",
+        lead=(
+            f"GPU {int(received.argmax())} receives the most: ",
+            pages.fact(
+                "dispatch-compare.fullest_rank",
+                _most_by_mean(received),
+                pages.times,
+                why=NO_TIME,
+            ),
+            " the mean.",
+        ),
+        blocks=(drawn,),
+    )
 
 
 def placement(result: PlacementResult) -> Page:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +16,11 @@ from fastcomm.dispatch.evaluation import (
     ExchangePrediction,
     FittedConstant,
 )
+from fastcomm.dispatch.model_exchange import KernelTime, ModelExchange
 from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult, in_ns
-from fastcomm.hardware.expert_exchange import ExchangePhase
+from fastcomm.hardware.expert_exchange import FAMILIES, PHASES, ExchangePhase
 from fastcomm.show.console import TerminalTable, na, plain_console, say, shown, table
 from fastcomm.show.tables import NA, ResultTable, TableColumn
 from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
@@ -144,6 +146,44 @@ def compare(simulation: Simulation, console: Console | None = None) -> None:
         _say(console, reason)
 
 
+def kernels(result: ModelExchange, console: Console | None = None) -> None:
+    """Print kernel families as measured, the fastest first, then simulated schedules."""
+    console = plain_console(console)
+    layer, fastest = result.layer, result.kernels[0]
+    _say(
+        console,
+        f"Fastest kernels: {FAMILIES[fastest.family].title}, {format_s(fastest.layer_s)} a "
+        f"layer, {_times(fastest.times_optimal)} the best possible time\n"
+        f"{layer.model}: {counted(layer.layers, 'layer')} of {counted(layer.experts, 'expert')}"
+        f", top {layer.topk}; {counted(layer.tokens_per_gpu, 'token')} per GPU; "
+        f"{counted(layer.ranks, 'GPU')} of {layer.cluster} in "
+        f"{counted(layer.domains, 'NVLink domain')}\n"
+        f"the best possible time is limited by the {result.bound_limit}; the fullest rank has "
+        f"{result.fullest:.3f} times the mean tokens",
+    )
+    console.print(shown(kernel_times(result)))
+    _say(
+        console,
+        "dispatch, combine: of a layer; rates as DeepEP counts them, with copies for the own "
+        "node. layer: both, with waits. step: forward and backward pass of all layers, for "
+        "the tokens of one micro-batch.",
+    )
+    for family, reason in result.unpriced.items():
+        _say(console, f"{family}: {NA} ({reason.removeprefix(f'{family}: ')})")
+    title = _title(result.simulation)
+    _say(console, f"\nSimulated schedules, on links of data sheets:\n{title}")
+    console.print(shown(schedules(_ranked(result.simulation))))
+    for reason in result.simulation.unanswered.values():
+        _say(console, reason)
+
+
+def kernel_times(result: ModelExchange) -> ResultTable:
+    """Return the times of kernel families, the fastest first."""
+    return ResultTable(
+        name="kernels-table", caption="Kernels", columns=_KERNELS, rows=result.kernels
+    )
+
+
 def place(result: PlacementResult, console: Console | None = None) -> None:
     """Print the strategies before and after a placement of the experts."""
     console = plain_console(console)
@@ -202,6 +242,54 @@ def _predicted(phase: ExchangePhase) -> Callable[[ExchangePrediction], float | N
     return time
 
 
+def _phase(phase: ExchangePhase, field: str) -> Callable[[KernelTime], Any]:
+    """Return a function of a kernel family: a field of one of its phases."""
+    return lambda one: getattr(one.phases[phase], field)
+
+
+def _phase_ns(phase: ExchangePhase) -> Callable[[KernelTime], float | None]:
+    return lambda one: in_ns(one.phases[phase].seconds)
+
+
+def _limit(one: KernelTime) -> str:
+    """Return what limits dispatch and combine."""
+    limits = [one.phases[phase].limit for phase in PHASES]
+    return "/".join(dict.fromkeys(limits))
+
+
+_KERNELS = (
+    TableColumn("kernels", "family"),
+    TableColumn(
+        "dispatch", _phase_ns("dispatch"), "ns", "dispatch-compare.kernels.dispatch.latency_ns"
+    ),
+    TableColumn(
+        *("dispatch rate", _phase("dispatch", "bytes_per_s"), "bytes_per_s"),
+        "dispatch-compare.kernels.dispatch.bandwidth_bytes_per_s",
+    ),
+    TableColumn(
+        "combine", _phase_ns("combine"), "ns", "dispatch-compare.kernels.combine.latency_ns"
+    ),
+    TableColumn(
+        *("combine rate", _phase("combine", "bytes_per_s"), "bytes_per_s"),
+        "dispatch-compare.kernels.combine.bandwidth_bytes_per_s",
+    ),
+    TableColumn(
+        "layer", lambda one: in_ns(one.layer_s), "ns", "dispatch-compare.kernels.layer_ns"
+    ),
+    TableColumn(
+        *("step", lambda one: in_ns(one.step_s), "ns", "dispatch-compare.kernels.step_ns"),
+        why="kernels of inference",
+    ),
+    TableColumn(
+        "of the best",
+        "times_optimal",
+        "multiple",
+        "dispatch-compare.kernels.times_optimal",
+        drop=1,
+    ),
+    TableColumn("limit", _limit),
+    TableColumn("measured on", "measured_on", drop=2),
+)
 _ERRORS = (
     TableColumn("GPU", "gpu"),
     TableColumn("kernels", "family"),

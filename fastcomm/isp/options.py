@@ -18,7 +18,7 @@ from fastcomm.option_fields import (
     CheckedOptions,
     option_field,
 )
-from fastcomm.options import cluster_field, compat_field
+from fastcomm.options import cluster_field, compat_field, model_field
 from fastcomm.units import Count
 
 # A quantity such as 64Ki, or several: "64,128", (64, 128).
@@ -45,14 +45,7 @@ class BatchOptions(CheckedOptions):
     cluster.
     """
 
-    model: str | Path | None = option_field(
-        "Preset (internlm-7b, deepseek-v3, ...), size (7B), TOML file, or Hugging Face "
-        "config.json.",
-        group=BATCH,
-        metavar="MODEL",
-        is_common=True,
-        may_be_empty=False,
-    )
+    model: str | Path | None = model_field()
     world_size: QuantityTexts = option_field(
         "Number of GPUs. Also 64,128; or 64-256 for all multiples of 8.",
         group=BATCH,

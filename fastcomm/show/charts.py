@@ -31,6 +31,7 @@ MINUS = "\u2212"
 _SERIES = (*TAGS, "mixed", "open", "memcpy")
 _DASHES = ("", "7 4", "2 3", "8 3 2 3", "12 4", "12 3 2 3")
 SYMBOLS = ("circle", "square", "diamond", "up", "cross", "down", "bar")
+_MOST_PAIRED = 96  # ranks in a row or column of pairs
 _MOST_DOWN, _MOST_ACROSS = 24, 12
 _TICKS = 5
 
@@ -269,6 +270,38 @@ def coarsened(
     """
     share = max(1, -(-len(grid) // most))
     return outlier.reduceat(grid, np.arange(0, len(grid), share), axis=0), share
+
+
+def pair_chart(
+    grid: np.ndarray, ranks: Sequence[int], unit: str, noun: str
+) -> tuple[HeatChart, int]:
+    """Return a heat map of what ranks send to ranks, and how many ranks a row stands for.
+
+    Parameters
+    ----------
+    grid
+        From each rank (row) to each rank (column).
+    ranks
+        Numbers of the ranks.
+    unit
+        Of the values.
+    noun
+        What a rank is.
+
+    """
+    rows, share = coarsened(grid, _MOST_PAIRED)
+    cells, _ = coarsened(rows.T, _MOST_PAIRED)
+    labels = [str(rank) for rank in ranks[::share]]
+    chart = HeatChart(
+        grid=cells.T.tolist(),
+        rows=labels,
+        columns=labels,
+        unit=unit,
+        tip=f"from {noun} {{row}} to {noun} {{column}}: {{value}}",
+        x=f"to {noun}",
+        y=f"from {noun}",
+    )
+    return chart, share
 
 
 def linear(title: str, values: Sequence[float], *, from_zero: bool = True) -> Axis:

@@ -18,6 +18,7 @@ from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
 
 DRAWN = ["--num-nodes", "2", "--seq-len", "512", "--iter-num", "1"]
+EXPERTS = ["--model", "deepseek-v3", "--ep", "16", "--tokens-per-gpu", "64"]
 PLANNED = ["--model", "llama3-8b", "--gpus", "16", "--cluster", "h100", "--global-batch", "32"]
 ASKED = ["--model", "7B", "--global-batch", "4Mi"]
 COMMANDS = {
@@ -32,6 +33,7 @@ COMMANDS = {
     "plan": ["plan", *PLANNED],
     "isp sweep": ["isp", *ASKED, "--world-size", "16,32", "--seq-len", "4Ki,64Ki"],
     "dispatch compare": ["dispatch", "compare", *DRAWN],
+    "dispatch compare of a model": ["dispatch", "compare", *EXPERTS],
     "dispatch sweep": ["dispatch", "sweep", *DRAWN[2:], "--over", "num_nodes=2,4"],
 }
 RECORDED = {
@@ -52,6 +54,7 @@ CHARTS = {
     "plan": "layouts-chart",
     "isp sweep": "sweep-chart",
     "dispatch compare": "loads-chart",
+    "dispatch compare of a model": "kernels-chart",
     "dispatch sweep": "sweep-chart",
     "dpro replay": "replay-heat",
     "stragglers": "workers-chart",

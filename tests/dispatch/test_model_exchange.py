@@ -1,0 +1,143 @@
+"""Test the expert all-to-all of a model: kernel families beside schedules."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from fastcomm.cli.main import main
+from fastcomm.dispatch.model_exchange import compare_kernels
+from fastcomm.dispatch.options import DispatchOptions, ModelOptions, WorkloadOptions
+from fastcomm.errors import ConfigError
+from fastcomm.hardware.expert_exchange import FAMILIES
+
+# DeepEP's README: GB/s of dispatch and combine, 4096 tokens, hidden 7168, top 8 of 256.
+PUBLISHED = {8: (153, 158), 16: (43, 43), 32: (58, 57), 64: (51, 50)}
+
+
+def compared(ep, *, schedules=("deepep",), network=None, shape=None, **options):
+    options = {"model": "deepseek-v3", "ep": ep, **options}
+    network = DispatchOptions(cluster="dgx-h800") if network is None else network
+    shape = WorkloadOptions() if shape is None else shape
+    return compare_kernels(ModelOptions(**options), shape, network, schedules)
+
+
+def of(result, family):
+    return next(one for one in result.kernels if one.family == family)
+
+
+@pytest.mark.parametrize("ep", PUBLISHED)
+def test_deepep_has_the_bandwidths_that_its_authors_publish(ep):
+    deepep = of(compared(ep), "deepep")
+    for phase, published in zip(deepep.phases.values(), PUBLISHED[ep], strict=True):
+        assert phase.bytes_per_s / 1e9 == pytest.approx(published, rel=0.1)
+
+
+def test_a_step_is_both_passes_of_all_layers_with_experts():
+    deepep = of(compared(16, tokens_per_gpu=256), "deepep")
+    assert deepep.step_s == pytest.approx(2 * 58 * deepep.layer_s)
+    assert deepep.forward_s == pytest.approx(58 * deepep.layer_s)
+    assert deepep.layer_s == sum(
+        phase.seconds + phase.notify_s for phase in deepep.phases.values()
+    )
+    assert of(compared(16, tokens_per_gpu=256), "deepep-ll").step_s is None
+
+
+def test_no_kernel_is_faster_than_the_bound_of_its_bytes():
+    for ep, tokens in ((8, 4096), (32, 512)):
+        result = compared(ep, tokens_per_gpu=tokens)
+        assert all(one.times_optimal > 0.95 for one in result.kernels)
+        assert [one.layer_s for one in result.kernels] == sorted(
+            one.layer_s for one in result.kernels
+        )
+
+
+def test_a_skewed_routing_makes_all_kernels_slower():
+    even = compared(16, tokens_per_gpu=1024)
+    skewed = compared(
+        16, tokens_per_gpu=1024, shape=WorkloadOptions(law="zipf", zipf_alpha=1.2)
+    )
+    assert skewed.fullest > 2 > even.fullest
+    for family in ("deepep", "hybridep", "nccl"):
+        assert of(skewed, family).layer_s > of(even, family).layer_s
+
+
+def test_the_tokens_between_ranks_are_all_copies():
+    result = compared(8, tokens_per_gpu=128)
+    assert (result.copies.sum(axis=1) == 128 * 8).all()
+    by_rank = result.copies.sum(axis=0)
+    assert result.fullest == pytest.approx(by_rank.max() / by_rank.mean())
+
+
+def test_precision_and_sms_are_options():
+    usual = of(compared(8, tokens_per_gpu=2048), "deepep").phases["dispatch"]
+    whole = of(compared(8, tokens_per_gpu=2048, dispatch_precision="bf16"), "deepep")
+    assert whole.phases["dispatch"].seconds > 1.2 * usual.seconds
+    more = of(compared(8, tokens_per_gpu=2048, sms=64), "deepep")
+    assert more.phases["dispatch"].seconds < usual.seconds
+
+
+def test_ranks_of_one_nvlink_domain_use_no_nic():
+    result = compared(64, tokens_per_gpu=512, network=DispatchOptions(cluster="gb200-nvl72"))
+    assert result.layer.domains == 1
+    assert {one.family for one in result.kernels} == set(FAMILIES)
+    assert {phase.limit for one in result.kernels for phase in one.phases.values()} <= {
+        "SMs", "NVLink"
+    }  # fmt: skip
+    assert not result.unpriced
+
+
+@pytest.mark.parametrize(("options", "error"), [
+    ({"model": "llama3-8b"}, "has no experts"),
+    ({"ep": None}, "--model needs --ep"),
+    ({"ep": 48}, "cannot be spread evenly"),
+    ({"model": "unheard-of"}, "unknown model"),
+])  # fmt: skip
+def test_a_model_that_cannot_be_spread_is_an_error(options, error):
+    with pytest.raises(ConfigError, match=error):
+        compared(**{"ep": 8, **options})
+
+
+def test_ranks_that_fill_no_nodes_are_an_error():
+    with pytest.raises(ConfigError, match="expected a multiple of the 72 GPUs"):
+        compared(128, network=DispatchOptions(cluster="gb200-nvl72"))
+    with pytest.raises(ConfigError, match="no key gpu"):
+        compared(8, network=DispatchOptions(cluster="a800"))
+
+
+def run(*words, code=0):
+    done = CliRunner().invoke(main, ["dispatch", "compare", *words])
+    assert done.exit_code == code, done.output
+    return done.output if code else done.stdout
+
+
+SMALL = ("--model", "deepseek-v3", "--ep", "16", "--tokens-per-gpu", "64", "--cluster", "h100")
+
+
+def test_the_command_prints_kernels_and_the_schedules_that_are_chosen(tmp_path):
+    out = run(*SMALL, "--schedules", "deepep,fast", "-o", str(tmp_path))
+    assert out.startswith("Fastest kernels: ")
+    assert "trtllm: n/a (no measured constants across NVLink domains)" in out
+    assert "multicast-balanced" not in out
+    rows = pq.read_table(tmp_path / "dispatch.parquet").to_pylist()
+    document = json.loads((tmp_path / "dispatch.json").read_text())
+    assert len(rows) == 2 * len(document["kernels"])
+    assert set(document["schedules"]["strategies"]) == {"deepep", "fast"}
+    assert np.array(document["rank_pair_tokens"]).sum() == 16 * 64 * 8
+
+
+def test_schedules_are_an_option_of_compare_without_a_model():
+    out = run("--num-nodes", "1", "--seq-len", "8", "--iter-num", "1", "--schedules", "direct")
+    assert "direct" in out
+    assert "spreadout" not in out
+
+
+@pytest.mark.parametrize(("words", "error"), [
+    ((*SMALL, "--num-nodes", "2"), "--model has no effect with --num-nodes"),
+    ((*SMALL, "."), "--model has no effect with WORKLOAD"),
+    (("--ep", "4"), "--ep needs --model"),
+])  # fmt: skip
+def test_options_that_contradict_a_model_are_errors(words, error):
+    assert error in run(*words, code=2)
