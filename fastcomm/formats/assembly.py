@@ -426,7 +426,8 @@ def _plausible(collectives: Collectives) -> Collectives:
     reason = (
         f"{count} have sizes that, alone or together, are above {most}, which is impossible"
     )
-    return replace(collectives, sizes=sizes, unsized=(reason, *(collectives.unsized or ())))
+    unsized = (reason, *(collectives.unsized or ()))
+    return replace(collectives, sizes=sizes, splits=None, unsized=unsized)
 
 
 def _unsized(collectives: Collectives, reasons: Sequence[str]) -> list[str]:
@@ -505,6 +506,7 @@ def _comm_table(events: Events, collectives: Collectives, tags: NDArray[np.int8]
             "event": row.astype(np.int32),
             **({} if call_id is None else {"call_id": nullable(call_id)}),
             **({} if collectives.partners is None else collectives.partners.columns()),
+            **(collectives.splits or {}),
         }
     )
 

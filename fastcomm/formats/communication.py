@@ -8,7 +8,7 @@ operation takes precedence where it is known, since an all-to-all runs as
 NULL stands for unknown numbers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self
@@ -274,6 +274,8 @@ class Collectives:
     name: Ints  # index into `named`
     call_id: Ints | None = None  # see `schema.COMM`; None: the format does not tell
     partners: Partners | None = None  # None: the format does not tell
+    # Columns `schema.SPLITS`; None: the format does not tell.
+    splits: Mapping[str, pa.Array] | None = None
     # Why sizes are unknown, with remedies; None: already reported.
     unsized: tuple[str, ...] | None = ()
 

@@ -64,6 +64,7 @@ from fastcomm.metrics.partial import (
     without_device_clock,
 )
 from fastcomm.metrics.partial_files import RankPartials
+from fastcomm.metrics.rank_pairs import rank_pairs
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
@@ -131,6 +132,8 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     hosts = {note.rank: note.host for note in partial.notes}
     nodes = find_nodes(hosts, facts, covered.world_size)
     traffic_by_level, node_pairs = _network(partial, nodes, facts, covered)
+    assert partial.exchanged is not None  # of at least one rank
+    pairs, pair_table = rank_pairs(partial.exchanged, covered.iterations)
     expected = expected_ranks(covered.ranks, covered.world_size, skipped)
     summary = _Summary.of(
         partial.iterations,
@@ -155,6 +158,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         bandwidth=traffic.bandwidth(material.sums, over_all.p95, link),
         across=comparison,
         network=traffic_by_level,
+        rank_pairs=pairs,
         host_communication=traffic.host_communication(partial.iterations),
         is_host_run=material.is_host_run,
         warnings=(
@@ -174,6 +178,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             **_small_tables(partial, material.sums, link, nodes),
             "network": table_of(LevelUse, traffic_by_level.levels),
             "node_pairs": node_pairs,
+            "rank_pairs": pair_table,
             "ranks": table_of(RankTime, times),
             **(_large_tables(partial, material.batches) if with_tables else {}),
             "collectives": over_all.collectives,

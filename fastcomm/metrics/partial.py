@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.idle import totals
-from fastcomm.metrics import breakdown, gaps, network, spill_files, traffic
+from fastcomm.metrics import breakdown, gaps, network, rank_pairs, spill_files, traffic
 from fastcomm.metrics.options import ByteKind
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.view import Stack, View
@@ -68,6 +68,7 @@ class Partial:
     sums: pa.Table | None = None  # `traffic.sums_by_rank` of the spilled events
     idle: pa.Table | None = None  # `idle.totals.EVIDENCE`: a row per rank, cause and name
     sent: pa.Table | None = None  # `network.sent_by_rank`
+    exchanged: pa.Table | None = None  # `rank_pairs.exchanged_by_rank`
 
     def batches(self) -> tuple[EventBatch, ...]:
         """Return all events, in memory and in spill files."""
@@ -141,6 +142,7 @@ class Partial:
             tagged=_tagged(stack),
             idle=totals.evidence(on_clock, idle_times, only),
             sent=network.sent_by_rank(view),
+            exchanged=rank_pairs.exchanged_by_rank(stack, view),
         )
 
 
@@ -285,6 +287,7 @@ def merge(partials: Iterable[Partial]) -> Partial:
         sums=_merged([part.sums for part in parts]),
         idle=_merged([part.idle for part in parts]),
         sent=_merged([part.sent for part in parts]),
+        exchanged=_merged([part.exchanged for part in parts]),
     )
 
 

@@ -27,6 +27,7 @@ from fastcomm.metrics.headline import RunSummary, headline, health
 from fastcomm.metrics.network import Network
 from fastcomm.metrics.options import ByteKind
 from fastcomm.metrics.outliers import Heat
+from fastcomm.metrics.rank_pairs import RankPairs
 from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume, divided
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank, expected_ranks
@@ -80,6 +81,7 @@ class Metrics(Result):
     overlap: Overlap
     across: Across
     network: Network
+    rank_pairs: RankPairs
     exposure: dict[str, Exposure] = field(default_factory=dict)  # by tag
     idle: dict[str, float | None] = field(default_factory=dict)  # by cause: shares of the step
     idle_names: tuple[IdleName, ...] = ()  # the largest names behind it
@@ -239,6 +241,7 @@ class Metrics(Result):
             "windows": None if self.windows is None else windows,
             **self._own("bandwidth", "volume", "overlap", "exposure", "host_communication"),
             "network": self.network.to_dict(),
+            "rank_pairs": self.rank_pairs.to_dict(),
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),

@@ -157,6 +157,16 @@ def network(metrics: Metrics, *, by_parallelism: bool) -> TerminalTable:
     return rows
 
 
+def _rank_pairs(metrics: Metrics) -> TerminalTable:
+    """Return the pairs of ranks between which all-to-alls send the most bytes."""
+    rows = table("all-to-all of ranks", "sent/step", "parallelism")
+    for pair in metrics.rank_pairs.pairs[:_MOST_ROWS]:
+        rows.add_row(
+            f"{pair.source} to {pair.target}", na(pair.bytes_per_step, format_bytes), pair.tag
+        )
+    return rows
+
+
 def _node_pairs(metrics: Metrics) -> TerminalTable:
     """Return the pairs of nodes between which the most bytes are sent."""
     rows = table("between nodes", "sent/step", "bandwidth of a GPU", "events")
@@ -298,6 +308,7 @@ def detail_tables(metrics: Metrics) -> list[TerminalTable]:
         _exposed(metrics),
         _bandwidth(metrics),
         _node_pairs(metrics),
+        _rank_pairs(metrics),
         waits(metrics.across),
         skew(metrics.across),
         slow_links(metrics.across),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics import tables
 from fastcomm.metrics.breakdown import PhaseWindows
+from fastcomm.metrics.rank_pairs import matrix
 from fastcomm.metrics.result import Metrics
 from fastcomm.show import pages
 from fastcomm.show.charts import (
@@ -20,6 +21,7 @@ from fastcomm.show.charts import (
     LineChart,
     Part,
     linear,
+    pair_chart,
     row_bars,
     row_tips,
     tick,
@@ -28,6 +30,7 @@ from fastcomm.show.pages import (
     Block,
     Fact,
     Figure,
+    FigureView,
     Missing,
     PageTable,
     Section,
@@ -115,6 +118,53 @@ def _volume_table(metrics: Metrics) -> PageTable:
             (f"per step and {_unit(metrics)}", _BYTES_KEY, pages.size),
         ],
         rows,
+    )
+
+
+def pairs_section(metrics: Metrics) -> Section | None:
+    """Return the section on bytes of pairs of ranks; None without all-to-alls."""
+    pairs, unit = metrics.rank_pairs, _unit(metrics)
+    if not pairs.events:
+        return None
+    name, title = "pairs", "Which ranks exchange the most?"
+    chart_title = f"All-to-alls: bytes from {unit} to {unit}"
+    if pairs.unknown is not None:
+        return unknown_section(name, title, "Bytes of pairs are", chart_title, pairs.unknown)
+    grid, ranks = matrix(metrics.tables["rank_pairs"])
+    chart, share = pair_chart(grid / _MB, ranks, "MB", unit)
+    lead: Sentence = (
+        f"{unit[0].upper()}{unit[1:]} {pairs.fullest_rank} receives the most in all-to-alls: ",
+        pages.fact(
+            "metrics.rank_pairs.fullest_over_mean",
+            pairs.fullest_over_mean,
+            pages.times,
+            why="no byte is sent",
+        ),
+        " the mean.",
+    )
+    without = pairs.events_without_splits
+    notes = (
+        f"A cell shows the largest of {share} by {share} {unit}s." if share > 1 else "",
+        f"{pages.many(without, 'all-to-all')} without splits are not in it." if without else "",
+    )
+    return Section(
+        name=name,
+        title=title,
+        lead=lead,
+        blocks=(
+            Figure(
+                name="pairs-chart",
+                title=chart_title,
+                alt="Heat map of senders (down) and receivers (across), MB per step.",
+                views=(
+                    FigureView(label="MB", chart=chart, note=" ".join(filter(None, notes))),
+                ),
+                terms=("metrics.rank_pairs.pairs.bytes_per_step",),
+            ),
+        ),
+        pitfall="These are the bytes that calls of all-to-alls pass to the library, by their "
+        "recorded splits; the diagonal stays on its device. The load of single experts is in "
+        "no trace: what a rank receives is that of all its experts together.",
     )
 
 

@@ -146,6 +146,7 @@ def sets(*conditions: NDArray[np.bool_]) -> Sets:
 class Communication:
     """Communication events inside iterations, sorted by start; NULL stands for null."""
 
+    row: Ints  # of `Stack.comm`
     start: Ints
     stop: Ints
     tag: NDArray[np.int8]
@@ -278,6 +279,7 @@ def _communication(
     group = filled(comm["group"], NONE)[inside]
     peer = filled(comm["peer"])
     return Communication(
+        row=np.arange(len(iteration))[inside],
         partner=np.where(peer == NULL, filled(comm["root"]), peer)[inside],
         sends=comm["sends"].fill_null(False).to_numpy()[inside],
         start=times[0][inside],

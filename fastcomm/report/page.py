@@ -88,6 +88,7 @@ def run_page(
         traffic_page.overlap_section(metrics, why),
         traffic_page.section(metrics),
         traffic_page.volume_section(metrics),
+        *filter(None, (traffic_page.pairs_section(metrics),)),
         traffic_page.windows_section(metrics, why),
         metrics_page.ranks_section(metrics, by_rank, why),
         waits_page.section(metrics),

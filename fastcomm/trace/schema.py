@@ -128,10 +128,14 @@ COMM = pa.schema(
         pa.field("receives_from", pa.list_(pa.int32())),
         pa.field("peer", pa.int32()),  # the other rank of an event that is one message
         pa.field("sends", pa.bool_()),  # whether it sends that message
+        # Bytes to and from each rank of the group, of an all-to-all with recorded splits.
+        pa.field("sent_bytes", pa.list_(pa.int64())),
+        pa.field("received_bytes", pa.list_(pa.int64())),
     ]
 )
 # Columns of COMM that a reader may leave out; they are then null.
 PARTNERS = ("root", "sends_to", "receives_from")
+SPLITS = ("sent_bytes", "received_bytes")
 # Columns of COMM that are derived from PARTNERS if a reader leaves them out.
 OF_ONE = ("peer", "sends")
 

@@ -320,9 +320,9 @@ def _sized(comm: pa.Table) -> pa.Table:
 
 
 def _with_partners(comm: pa.Table) -> pa.Table:
-    """Add the columns `call_id` and `schema.PARTNERS` (null) and OF_ONE that are missing."""
+    """Add missing columns: `call_id`, `schema.SPLITS` and PARTNERS as null, and OF_ONE."""
     has_sides = set(schema.OF_ONE).issubset(comm.column_names)
-    for name in ("call_id", *(() if has_sides else schema.PARTNERS)):
+    for name in ("call_id", *schema.SPLITS, *(() if has_sides else schema.PARTNERS)):
         if name not in comm.column_names:
             nulls = pa.nulls(comm.num_rows, schema.COMM.field(name).type)
             comm = comm.append_column(name, nulls)

@@ -16,6 +16,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.formats import kernel_names
@@ -33,6 +34,7 @@ from fastcomm.formats.kineto.sizes import (
     is_no_operation,
     only_size,
     reasons,
+    split_bytes,
 )
 from fastcomm.formats.kineto.sizes import sizes as sizes_of
 from fastcomm.trace import bytes as byte_rules
@@ -244,6 +246,7 @@ def find_collectives(
     by_torch = (metadata.columns["mark"] != NULL) | (metadata.columns["operator"] != NULL)
     members = np.where((group < 0) & by_torch, only_size(listed), members)
     sizes = sizes_of(metadata, op, members)
+    splits = split_bytes(metadata, op, members)
     unknown = np.flatnonzero((sizes.payload == NULL)[kind])
     unsized = reasons(metadata, op, names, rows[unknown], kind[unknown])
     op, group = op[kind], group[kind]
@@ -258,6 +261,7 @@ def find_collectives(
         named=names,
         name=name,
         partners=find_partners(events, rows, op, group, groups),
+        splits={name: column.take(pa.array(kind)) for name, column in splits.items()},
         unsized=unsized,
     )
 

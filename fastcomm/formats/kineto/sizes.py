@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.formats.kernel_names import Named
@@ -18,7 +19,7 @@ from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.columns import alike
 from fastcomm.trace.events import Events
 from fastcomm.trace.host_names import GRAPH_LAUNCH
-from fastcomm.trace.schema import KIND, OP
+from fastcomm.trace.schema import COMM, KIND, OP, SPLITS
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
@@ -129,6 +130,60 @@ def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules
     for name in ("In split size", "Out split size"):
         uneven |= metadata.per_text(name, _is_uneven) == 1
     return byte_rules.sizes(op, bytes_in, bytes_out, members, uneven)
+
+
+_SPLITS = dict(zip(SPLITS, ("In split size", "Out split size"), strict=True))
+
+
+def split_bytes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> dict[str, pa.Array]:
+    """Return the bytes of each kind of all-to-all to and from each rank of its group.
+
+    Splits count rows of the tensor, or none where all are equal. They are null where a trace
+    cuts their list, has no sizes, or has sizes that do not fit.
+
+    Parameters
+    ----------
+    metadata, op, members
+        As of `sizes`.
+
+    Returns
+    -------
+    dict of str to pyarrow.Array
+        The columns `schema.SPLITS`.
+
+    """
+    coalesced = metadata.per_text("Collective name", is_no_operation) == 1
+    totals = _from_metadata(metadata, coalesced)
+    is_exchange = (op == OP["AllToAll"]) & (members > 1)
+    columns = {}
+    for (column, name), total in zip(_SPLITS.items(), totals, strict=True):
+        splits: list[list[int] | None] = [None] * len(op)
+        for row in np.flatnonzero(is_exchange & (total != NULL)).tolist():
+            code = int(metadata.columns[name][row])
+            if code != NULL:
+                text = metadata.events.text(code)
+                splits[row] = _divided(text, int(total[row]), int(members[row]))
+        columns[column] = pa.array(splits, COMM.field(column).type)
+    return columns
+
+
+def _divided(text: str | None, total: int, members: int) -> list[int] | None:
+    """Return the bytes of each of `members` from the text of a list of rows; None: unknown."""
+    try:
+        rows = json.loads(text) if text else []
+    except (ValueError, RecursionError):  # cut after some items
+        return None
+    if not isinstance(rows, list):
+        return None
+    rows = rows or [1] * members
+    if len(rows) != members or any(type(count) is not int or count < 0 for count in rows):
+        return None
+    whole = sum(rows)
+    if whole == 0:
+        return [0] * members if total == 0 else None
+    if total % whole:
+        return None
+    return [count * (total // whole) for count in rows]
 
 
 def is_no_operation(text: str) -> int:

@@ -349,6 +349,7 @@ def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> C
             sends_to=comm["sends_to"].to_pylist(),
             receives_from=comm["receives_from"].to_pylist(),
         ),
+        splits={name: comm[name].combine_chunks() for name in schema.SPLITS},
         unsized=None,
     )
 

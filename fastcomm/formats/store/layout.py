@@ -28,7 +28,7 @@ from fastcomm.trace.run import SkippedRank
 from fastcomm.trace.schema import ARGS, KINDS
 from fastcomm.trace.trace import IdleTimes, Trace
 
-LAYOUT = 1  # of the manifest and of the files of ranks; no other layout is read
+LAYOUT = 2  # of the manifest and of the files of ranks; no other layout is read
 MANIFEST = "fastcomm.json"
 TABLES = ("ranks", "groups", "iterations")  # of the whole run, each a Parquet file
 ABOUT = b"fastcomm"  # key of the JSON metadata in the file of a rank
@@ -76,6 +76,8 @@ COLUMNS = pa.schema(
         pa.field("receives_from", pa.list_(pa.int32())),
         pa.field("peer", pa.int32()),  # of events that are one message
         pa.field("sends", pa.bool_()),  # whether it sends that message
+        pa.field("sent_bytes", pa.list_(pa.int64())),  # to each rank of its group
+        pa.field("received_bytes", pa.list_(pa.int64())),
     ]
 )
 # Columns with another name than in `trace.schema`.
@@ -91,7 +93,7 @@ GROWING = (
 QUICK = (
     *("kind", "lane", "op", "stream", "group_id", "seq", "call_id"),
     *("tag", "tag_source", "msg_bytes", "payload_bytes", "bus_bytes"),
-    *("root", "sends_to", "receives_from", "peer", "sends"),
+    *("root", "sends_to", "receives_from", "peer", "sends", "sent_bytes", "received_bytes"),
 )
 # Columns that queries filter by.
 FILTER_COLUMNS = ("rank", "start", "stop", "kind", "is_device", "op", "tag")

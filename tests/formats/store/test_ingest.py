@@ -72,7 +72,7 @@ def test_a_store_opens_like_its_run(traces, tmp_path):
 def test_the_manifest_lists_the_source_of_each_rank(traces, tmp_path):
     ingest(plan([traces], tmp_path / "store"))
     said = json.loads((tmp_path / "store" / "fastcomm.json").read_text())
-    assert said["layout"] == 1
+    assert said["layout"] == 2
     assert said["version"] == fastcomm.__version__
     assert said["complete"] is True
     assert (said["world_size"], said["expected"]) == (3, [0, 1, 2])
@@ -306,12 +306,12 @@ def test_a_store_of_a_store_is_the_same_run(traces, tmp_path):
     [
         ("", "damaged, not JSON"),
         ("[]", "damaged, not a JSON object"),
-        ('{"layout": 99}', "a store of layout 99, this fastcomm reads layout 1; remove"),
+        ('{"layout": 99}', "a store of layout 99, this fastcomm reads layout 2; remove"),
         ("{}", "a store of layout None"),
-        ('{"layout": 1}', "damaged"),
-        ('{"layout": 1, "version": "1", "complete": true, "ranks": [], "more": 1}', "damaged"),
+        ('{"layout": 2}', "damaged"),
+        ('{"layout": 2, "version": "1", "complete": true, "ranks": [], "more": 1}', "damaged"),
         (
-            '{"layout": 1, "version": "1", "complete": true, "ranks": [], "failed": [],'
+            '{"layout": 2, "version": "1", "complete": true, "ranks": [], "failed": [],'
             ' "tables": []}',
             "a store without a rank",
         ),
