@@ -37,11 +37,14 @@ from fastcomm.units import counted
 if TYPE_CHECKING:
     from fastcomm.dispatch.model_exchange import ModelExchange
     from fastcomm.dispatch.placement import PlacementResult
+    from fastcomm.dispatch.recorded import RunExchange
     from fastcomm.dispatch.schedules import Terms
     from fastcomm.dispatch.simulation import DispatchSweep, Simulation
 
 F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R", "Simulation", "PlacementResult", "DispatchSweep", "ModelExchange")
+R = TypeVar(
+    "R", "Simulation", "PlacementResult", "DispatchSweep", "ModelExchange", "RunExchange"
+)
 _SHAPE = (
     *("num_nodes", "gpus_per_node", "experts_per_gpu", "seq_len", "batch_size", "embed_size"),
     *("topk", "num_layers", "iter_num"),
@@ -263,7 +266,8 @@ def compare(
     """Compare schedules and kernels with the best time.
 
     Without WORKLOAD, draws one from the options and does not store it. With --model, times the
-    kernels of DeepEP, HybridEP, NCCL and TensorRT-LLM as well, by measurements of the GPU.
+    kernels of DeepEP, HybridEP, NCCL and TensorRT-LLM as well, by measurements of the GPU. With
+    --from-run, says what schedules and an even load would save in a run.
     """
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation, tables
@@ -271,11 +275,23 @@ def compare(
     from fastcomm.dispatch.workload import Workload, open_workload
 
     shape = request.shape
+    if workload is not None and (options.model or options.from_run):
+        name = "--model" if options.model else "--from-run"
+        raise ConfigError(f"{name} has no effect with WORKLOAD; leave one out")
+    if options.from_run is not None:
+        from fastcomm.dispatch.recorded import BY_BYTES, compare_recorded
+
+        recorded = compare_recorded(
+            options.from_run,
+            request.network,
+            names.split(",") if names else BY_BYTES,
+            shape.gpus_per_node,
+        )
+        request.give(recorded, tables.recorded)
+        return
     if options.model is not None:
         from fastcomm.dispatch.model_exchange import compare_kernels
 
-        if workload is not None:
-            raise ConfigError("--model has no effect with WORKLOAD; leave one out")
         chosen = names.split(",") if names else tuple(OWN)
         network = request.network
         compared = compare_kernels(options, shape, network, chosen, available=STRATEGIES)

@@ -48,7 +48,7 @@ class WorkloadOptions(CheckedOptions):
     seq_len: int | None = _shape("Sequence length in tokens.", 0, MOST_TOKENS, is_common=True)
     batch_size: int | None = _shape("Number of sequences in a layer.", 0, MOST_TOKENS)
     embed_size: int | None = _shape("Elements per token.", 1, 1 << 30)
-    topk: int | None = _shape("Experts per token.", 1, 1 << 16, is_common=True)
+    topk: int | None = _shape("Experts per token.", 1, 1 << 16)
     num_layers: int | None = _shape("Layers per iteration.", 1, MOST_LAYERS)
     iter_num: int | None = _shape("Number of iterations.", 1, MOST_LAYERS)
     dtype: Dtype | None = option_field(
@@ -186,6 +186,17 @@ class ModelOptions(CheckedOptions):
         limits=RANKS,
         is_common=True,
         needs=("--model",),
+    )
+    from_run: str | None = option_field(
+        "Traces of a run whose all-to-alls are compared, as their bytes are recorded.",
+        group=WORKLOAD,
+        metavar="PATH",
+        is_common=True,
+        may_be_empty=False,
+        not_with=(
+            *("--model", "--law", "--zipf-alpha", "--token-bytes", "--combine-bytes"),
+            *(f"--{name}" for name in (*_SIZES, *_MORE_SIZES) if name != "gpus-per-node"),
+        ),
     )
     sms: int | None = option_field(
         "SMs of DeepEP's normal kernels (with --model). Default: 20, of V2 24.",

@@ -5,6 +5,7 @@ import numpy as np
 from fastcomm.dispatch import tables
 from fastcomm.dispatch.model_exchange import ModelExchange
 from fastcomm.dispatch.placement import PlacementResult
+from fastcomm.dispatch.recorded import RunExchange
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult
 from fastcomm.dispatch.tables import NO_TIME
@@ -26,16 +27,21 @@ from fastcomm.units import counted
 from fastcomm_kernels.arrays import Matrix
 
 _MS = 1e3
+_MB = 1e6
 _MOST_BINS = 96
 _MOST_ROWS = 24
 _BAR = 15  # px
 _EQUAL = 1.01
 
 
-def page(result: Simulation | PlacementResult | DispatchSweep | ModelExchange) -> Page:
+def page(
+    result: Simulation | PlacementResult | DispatchSweep | ModelExchange | RunExchange,
+) -> Page:
     """Return the page of a result of `fastcomm dispatch`."""
     if isinstance(result, ModelExchange):
         return kernels(result)
+    if isinstance(result, RunExchange):
+        return recorded(result)
     if isinstance(result, Simulation):
         return simulation(result)
     return placement(result) if isinstance(result, PlacementResult) else sweep(result)
@@ -294,6 +300,80 @@ def _pairs(copies: Matrix) -> Section:
             " the mean.",
         ),
         blocks=(drawn,),
+    )
+
+
+def recorded(result: RunExchange) -> Page:
+    """Return the page of what schedules would save of the all-to-alls of a run."""
+    run = result.run
+    names = [one.name for one in result.schedules]
+    bars = row_bars(
+        names,
+        [one.seconds for one in result.schedules],
+        _seconds,
+        "of a step, ms",
+        1 / _MS,
+        marks=(
+            _marks(names, "measured", [result.measured_s] * len(names), "bar"),
+            _marks(
+                names, "with even load", [one.even_s for one in result.schedules], "diamond"
+            ),
+        ),
+    )
+    drawn = figure(
+        "recorded-chart",
+        "All-to-alls of a step",
+        "Bars of the schedules, with the measured time and that of an even load as marks; the "
+        "table has all numbers.",
+        bars,
+        "dispatch-run.schedules.latency_ns",
+        "dispatch-run.schedules.even_latency_ns",
+        table=pages.shown(tables.recorded_schedules(result)),
+    )
+    chart, share = pair_chart(result.sent / _MB, result.ranks, "MB", "GPU")
+    pairs = Figure(
+        name="pairs-chart",
+        title="Bytes of a step from GPU to GPU",
+        alt="Heat map of sending GPUs (down) and receiving GPUs (across).",
+        views=(
+            FigureView(
+                label="MB",
+                chart=chart,
+                note=f"A cell shows the largest of {share} by {share} GPUs." * (share > 1),
+            ),
+        ),
+        terms=("dispatch-run.rank_pair_bytes",),
+    )
+    fullest = pages.fact("dispatch-run.fullest_rank", result.fullest, pages.times)
+    return Page(
+        title="All-to-alls of a run",
+        source=run.path,
+        headline=(
+            "All-to-alls take ",
+            pages.fact("dispatch-run.measured_ns", result.measured_s * NS, pages.ns),
+            " of a step.",
+        ),
+        facts=(
+            pages.fact("dispatch-run.bound_ns", result.bound_s * NS, pages.ns, label="bound"),
+        ),
+        sections=(
+            Section(
+                name="recorded",
+                title="What would other schedules take?",
+                lead=(
+                    f"{pages.many(run.exchanges, 'all-to-all')} of "
+                    f"{pages.many(run.steps, 'step')}, at the efficiency of the run.",
+                ),
+                blocks=(drawn,),
+            ),
+            Section(
+                name="pairs",
+                title="Which ranks exchange the most?",
+                lead=("The fullest rank has ", fullest, " the mean bytes."),
+                blocks=(pairs,),
+            ),
+        ),
+        warnings=tuple(result.unanswered.values()),
     )
 
 

@@ -18,12 +18,13 @@ from fastcomm.dispatch.evaluation import (
 )
 from fastcomm.dispatch.model_exchange import KernelTime, ModelExchange
 from fastcomm.dispatch.placement import PlacementResult
+from fastcomm.dispatch.recorded import RunExchange
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult, in_ns
 from fastcomm.hardware.expert_exchange import FAMILIES, PHASES, ExchangePhase
 from fastcomm.show.console import TerminalTable, na, plain_console, say, shown, table
 from fastcomm.show.tables import NA, ResultTable, TableColumn
-from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
+from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s, percent
 
 _NO_COMBINE = "the original simulator has no combine"
 NO_TIME = "the bound is 0"
@@ -37,6 +38,7 @@ _PLACING = (
     TableColumn("bytes after", 5, "bytes", drop=1, only="terminal"),
 )
 _MOST_LAYERS = 12
+_NO_GAIN = 1e-3  # share of the measured time
 _MOST_NODES = 32
 _SHADES = " ░▒▓█"
 _RULE = "=" * 50
@@ -177,6 +179,59 @@ def kernels(result: ModelExchange, console: Console | None = None) -> None:
         _say(console, reason)
 
 
+def recorded(result: RunExchange, console: Console | None = None) -> None:
+    """Print what schedules and an even load would save of the all-to-alls of a run."""
+    console = plain_console(console)
+    run = result.run
+    _say(console, _saving(result))
+    _say(
+        console,
+        f"{run.path}: {counted(run.exchanges, 'all-to-all')} of "
+        f"{counted(run.groups, 'group')} in {counted(run.steps, 'step')}; {run.cluster}, nodes "
+        f"of {counted(run.gpus_per_node, 'GPU')}; the fullest rank has {result.fullest:.3f} "
+        "times the mean bytes",
+    )
+    console.print(shown(recorded_schedules(result)))
+    _say(
+        console,
+        "times: of a step and group, without waits for late ranks. direct: as measured. even "
+        "load: all ranks have equally many bytes, which no placement of experts beats. Other "
+        f"times have the efficiency of the run, {na(result.efficiency, percent)} of the links.",
+    )
+    if run.incomplete or run.without_splits:
+        _say(
+            console,
+            f"left out: {counted(run.incomplete, 'all-to-all')} with ranks that were not read, "
+            f"{counted(run.without_splits, 'call')} without splits",
+        )
+    for reason in result.unanswered.values():
+        _say(console, reason)
+
+
+def _saving(result: RunExchange) -> str:
+    """Return what the fastest schedule and an even load save of the measured time."""
+    best = result.schedules[0] if result.schedules else None
+    measured = format_s(result.measured_s)
+    if best is None or not result.measured_s:
+        return f"All-to-alls take {measured} of a step:"
+    saved = max(0.0, result.measured_s - best.seconds)
+    even = max(0.0, result.measured_s - min(one.even_s for one in result.schedules))
+    gain = f"{best.name} would save {format_s(saved)} ({percent(saved / result.measured_s)})"
+    if saved < _NO_GAIN * result.measured_s:
+        gain = "no schedule is faster"
+    return (
+        f"All-to-alls take {measured} of a step: {gain}, with an even load up to "
+        f"{format_s(even)} less ({percent(even / result.measured_s)})"
+    )
+
+
+def recorded_schedules(result: RunExchange) -> ResultTable:
+    """Return the times of schedules in a run, the fastest first."""
+    return ResultTable(
+        name="recorded-table", caption="Schedules", columns=_RECORDED, rows=result.rows()
+    )
+
+
 def kernel_times(result: ModelExchange) -> ResultTable:
     """Return the times of kernel families, the fastest first."""
     return ResultTable(
@@ -257,6 +312,17 @@ def _limit(one: KernelTime) -> str:
     return "/".join(dict.fromkeys(limits))
 
 
+_RECORDED = (
+    TableColumn("schedule", "schedule"),
+    TableColumn("time", "latency_ns", "ns", "dispatch-run.schedules.latency_ns"),
+    TableColumn("saved", "saved_ns", "change_ns", "dispatch-run.schedules.saved_ns"),
+    TableColumn(
+        "with even load", "even_latency_ns", "ns", "dispatch-run.schedules.even_latency_ns"
+    ),
+    TableColumn(
+        "saved", "even_saved_ns", "change_ns", "dispatch-run.schedules.even_saved_ns", drop=1
+    ),
+)
 _KERNELS = (
     TableColumn("kernels", "family"),
     TableColumn(

@@ -87,13 +87,13 @@ def _listed(stack: Stack, rows: Ints) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
     group = np.where(group == NULL, len(lengths) - 1, group)
     sizes = [filled(one.value_lengths(), NULL) for one in lists]
     is_known = (sizes[0] == lengths[group]) & (sizes[1] == sizes[0]) & (sizes[0] > 0)
-    known = np.flatnonzero(is_known)
-    count = lengths[group[known]]
+    own = np.flatnonzero(is_known)
+    count = lengths[group[own]]
     inside = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     flat = members.flatten().to_numpy().astype(np.int64)
-    moved = [filled(one.take(pa.array(known)).flatten(), 0).astype(np.int64) for one in lists]
-    peer = flat[np.repeat(start[group[known]], count) + inside]
-    return np.repeat(known, count), peer, (moved[0], moved[1])
+    moved = [filled(one.take(pa.array(own)).flatten(), 0).astype(np.int64) for one in lists]
+    peer = flat[np.repeat(start[group[own]], count) + inside]
+    return np.repeat(own, count), peer, (moved[0], moved[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +181,10 @@ def _events(exchanged: pa.Table, peer: Ints, events: Ints) -> int:
 def _pairs(exchanged: pa.Table) -> Mapping[str, Ints]:
     """Return source, target, tag and bytes of each pair: by its sender, else its receiver."""
     peer = filled(exchanged["peer"])
-    known = np.flatnonzero(peer != NULL)
-    rank, tag, peer = exchanged["rank"].to_numpy()[known], _tags(exchanged)[known], peer[known]
+    own = np.flatnonzero(peer != NULL)
+    rank, tag, peer = exchanged["rank"].to_numpy()[own], _tags(exchanged)[own], peer[own]
     is_unread = ~np.isin(peer, rank)
-    sent, received = (exchanged[name].to_numpy()[known] for name in SPLITS)
+    sent, received = (exchanged[name].to_numpy()[own] for name in SPLITS)
     return {
         "source": np.concatenate([rank, peer[is_unread]]),
         "target": np.concatenate([peer, rank[is_unread]]),
@@ -194,7 +194,7 @@ def _pairs(exchanged: pa.Table) -> Mapping[str, Ints]:
 
 
 def _tags(exchanged: pa.Table) -> NDArray[np.int64]:
-    return exchanged["tag"].to_numpy().astype(np.int64)
+    return np.asarray(exchanged["tag"].to_numpy(), np.int64)
 
 
 def matrix(pairs: pa.Table) -> tuple[NDArray[np.float64], list[int]]:

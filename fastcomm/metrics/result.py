@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.hardware.gpus import StepFlops
+from fastcomm.hardware.gpus import FloatArray, StepFlops
 from fastcomm.idle import totals
 from fastcomm.idle.totals import IdleName
 from fastcomm.metrics import gaps
@@ -27,7 +27,7 @@ from fastcomm.metrics.headline import RunSummary, headline, health
 from fastcomm.metrics.network import Network
 from fastcomm.metrics.options import ByteKind
 from fastcomm.metrics.outliers import Heat
-from fastcomm.metrics.rank_pairs import RankPairs
+from fastcomm.metrics.rank_pairs import RankPairs, matrix
 from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume, divided
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank, expected_ranks
@@ -152,6 +152,11 @@ class Metrics(Result):
     def idle_by_rank(self) -> dict[int, dict[str, float]]:
         """Mean idle time per step of each rank by cause, in ns; without unknown ranks."""
         return totals.by_rank(self.tables["iterations"])
+
+    @property
+    def pair_matrix(self) -> tuple[FloatArray, list[int]]:
+        """Bytes per step from rank to rank in all-to-alls, and the ranks in order."""
+        return matrix(self.tables["rank_pairs"])
 
     @property
     def wait_and_transfer(self) -> tuple[float, float] | None:

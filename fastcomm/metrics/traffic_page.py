@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics import tables
 from fastcomm.metrics.breakdown import PhaseWindows
-from fastcomm.metrics.rank_pairs import matrix
 from fastcomm.metrics.result import Metrics
 from fastcomm.show import pages
 from fastcomm.show.charts import (
@@ -130,7 +129,7 @@ def pairs_section(metrics: Metrics) -> Section | None:
     chart_title = f"All-to-alls: bytes from {unit} to {unit}"
     if pairs.unknown is not None:
         return unknown_section(name, title, "Bytes of pairs are", chart_title, pairs.unknown)
-    grid, ranks = matrix(metrics.tables["rank_pairs"])
+    grid, ranks = metrics.pair_matrix
     chart, share = pair_chart(grid / _MB, ranks, "MB", unit)
     lead: Sentence = (
         f"{unit[0].upper()}{unit[1:]} {pairs.fullest_rank} receives the most in all-to-alls: ",
