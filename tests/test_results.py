@@ -19,7 +19,9 @@ from fastcomm.cli.main import COMMANDS, main
 from fastcomm.compat.dpro import trial as dpro_inputs
 from fastcomm.compat.dpro.result import TrialStatistics
 from fastcomm.compat.dpro.statistics import statistics, step_time
-from fastcomm.dispatch import placement, simulation
+from fastcomm.dispatch import simulation
+from fastcomm.dispatch.options import PlaceOptions
+from fastcomm.dispatch.placing import simulate_placement
 from fastcomm.errors import FastcommError
 from fastcomm.info.doctor import examine
 from fastcomm.isp import question, search
@@ -242,7 +244,8 @@ def test_a_run_of_one_table_of_operations_has_stragglers(inputs):
 def placed(rule):
     workload = fastcomm.Workload.of(RECIPE)
     terms = simulation.terms_of(RECIPE)
-    return placement.simulate_placement(workload, ["deepep"], terms, rule=rule, replicas=8)
+    options = PlaceOptions(rule=rule, replicas=1.0)
+    return simulate_placement(workload, ["deepep"], terms, options)
 
 
 RECIPE = fastcomm.Recipe.of(num_nodes=2, gpus_per_node=2, topk=2, iter_num=1, seq_len=20)

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.checks import FACTOR, REPLICAS, invalid, option_name, shortened
+from fastcomm.checks import FACTOR, invalid, option_name, shortened
 from fastcomm.cli.commands import CommandGroup, option, option_of, options_of
 from fastcomm.cli.messages import say
-from fastcomm.cli.parameter_types import COUNT, Number
 from fastcomm.cli.results import (
     ResultFiles,
     give,
@@ -26,7 +25,7 @@ from fastcomm.dispatch.options import (
     DispatchOptions,
     ExchangeOptions,
     ModelOptions,
-    ReplicaRule,
+    PlaceOptions,
     WorkloadOptions,
 )
 from fastcomm.dispatch.recipe import Recipe
@@ -36,7 +35,7 @@ from fastcomm.units import counted
 
 if TYPE_CHECKING:
     from fastcomm.dispatch.model_exchange import ModelExchange
-    from fastcomm.dispatch.placement import PlacementResult
+    from fastcomm.dispatch.placing import PlacementResult
     from fastcomm.dispatch.recorded import RunExchange
     from fastcomm.dispatch.schedules import Terms
     from fastcomm.dispatch.simulation import DispatchSweep, Simulation
@@ -311,61 +310,51 @@ def compare(
 @run.command("place", has_tables=True, epilog=_example("place workload --replicas 1.5"))
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
 @_place(
-    "--replicas",
-    type=Number(REPLICAS),
-    metavar="FACTOR",
-    default=1.5,
-    help="Physical experts per logical expert.",
-)
-@_place(
-    "--groups", type=COUNT, default=1, help="Number of expert groups that stay inside a node."
-)
-@_place(
-    "--rule",
-    type=click.Choice(get_args(ReplicaRule)),
-    metavar="NAME",
-    default="local",
-    help="Which replica a token takes: random, round-robin, or local (its own node first).",
-)
-@_place(
     "--load",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Measured load of each expert: text, one line per layer. Default: the workload's.",
+    help="Measured load of experts: CSV or Parquet (layer, expert, tokens), JSON, or text. "
+    "Default: the workload's.",
 )
+@_place(
+    "--before",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Placement of today: the JSON of an earlier place. Default: experts in order.",
+)
+@builds(options=PlaceOptions)
+@with_options(options_of(PlaceOptions))
 @schedules_option("deepep,fast,multicast-balanced")
 @simulates()
 def place(
     *,
     workload: Path,
-    replicas: float,
-    groups: int,
-    rule: str,
     load: Path | None,
+    before: Path | None,
+    options: PlaceOptions,
     names: str,
     request: SimulationRequest,
 ) -> None:
     """Place replicas of experts by their load.
 
-    Simulates WORKLOAD before and after.
+    Simulates WORKLOAD before and after, and counts the experts that move. With loads of several
+    steps, says when a new placement pays for its moves.
     """
-    import numpy as np
-
-    from fastcomm.dispatch import placement, tables
+    from fastcomm.dispatch import placing, tables
+    from fastcomm.dispatch.loads import read_loads
+    from fastcomm.dispatch.moves import read_placements
     from fastcomm.dispatch.workload import open_workload
 
     opened = open_workload(workload, request.shape)
-    loads = None
-    if load is not None:
-        loads = np.reshape(_numbers(load), (opened.recipe.num_layers, -1))
-    result = placement.simulate_placement(
+    recipe = opened.recipe
+    sizes = recipe.num_layers, recipe.experts
+    result = placing.simulate_placement(
         opened,
         names.split(","),
-        request.terms(opened.recipe),
-        rule=rule,
-        replicas=round(replicas * opened.recipe.experts),
-        groups=groups,
-        loads=loads,
+        request.terms(recipe),
+        options,
+        loads=None if load is None else read_loads(load, *sizes),
+        placed=None if before is None else read_placements(before, *sizes, recipe.gpus),
     )
     request.give(result, tables.place)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastcomm.checks import EFFICIENCY, FACTOR, GPUS_PER_NODE, RANKS, Range
+from fastcomm.checks import EFFICIENCY, FACTOR, GPUS_PER_NODE, RANKS, REPLICAS, Range
 from fastcomm.option_fields import (
     COST,
     LAYOUT,
@@ -209,6 +209,46 @@ class ModelOptions(CheckedOptions):
         group=NETWORK,
         metavar="NAME",
         needs=("--model",),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceOptions(CheckedOptions):
+    """How experts are replicated and placed, and how many may move."""
+
+    replicas: float = option_field(
+        "Physical experts per logical expert.",
+        1.5,
+        group=WORKLOAD,
+        limits=REPLICAS,
+        metavar="FACTOR",
+        is_common=True,
+    )
+    groups: int = option_field(
+        "Number of expert groups that stay inside a node.",
+        1,
+        group=WORKLOAD,
+        limits=Range(1, 1 << 31),
+        is_common=True,
+    )
+    rule: ReplicaRule = option_field(
+        "Which replica a token takes: random, round-robin, or local (its own node first).",
+        "local",
+        group=WORKLOAD,
+        metavar="NAME",
+        is_common=True,
+    )
+    max_moves: int | None = option_field(
+        "Most experts of a layer that move to a GPU without them. Default: any number.",
+        group=WORKLOAD,
+        limits=Range(0, 1 << 30),
+        is_common=True,
+    )
+    expert_bytes: int | None = option_field(
+        "Bytes of the weights of an expert, for the time to move it.",
+        group=WORKLOAD,
+        limits=Range(1, 1 << 40),
+        metavar="N",
     )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from fastcomm.dispatch import tables
 from fastcomm.dispatch.model_exchange import ModelExchange
-from fastcomm.dispatch.placement import PlacementResult
+from fastcomm.dispatch.placing import PlacementResult
 from fastcomm.dispatch.recorded import RunExchange
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult
@@ -391,7 +391,10 @@ def placement(result: PlacementResult) -> Page:
             pages.fact("dispatch-place.imbalance", before, pages.times),
             ".",
         ),
-        blocks=(pages.shown(tables.placing(result)),),
+        blocks=(
+            pages.shown(tables.placing(result)),
+            *((pages.shown(tables.drift(result)),) if result.drift else ()),
+        ),
     )
     return Page(
         title="Placement of experts",

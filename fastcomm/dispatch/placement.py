@@ -1,31 +1,17 @@
-"""Replicate and place experts (EPLB), and simulate a workload before and after."""
+"""Replicate experts and place them on GPUs by their load, as EPLB does, with swaps."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.dispatch.options import ReplicaRule
-from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.sampler import layer_key
-from fastcomm.dispatch.schedules import Terms
-from fastcomm.dispatch.simulation import NS, Simulation, simulate
-from fastcomm.dispatch.traffic import LayerTokens
-from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
-from fastcomm.result import TableResult
 from fastcomm_kernels import dispatch
-from fastcomm_kernels.arrays import Ids
 
 Loads = NDArray[np.float64]
 Table = NDArray[np.int64]
-RULES: tuple[str, ...] = get_args(ReplicaRule)
 _SWAPS = 20  # at most, an expert
-# Mixed into the seed, so that placement draws other numbers than the workload.
-_OWN_STREAM = 0x504C4143
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,161 +186,10 @@ def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, 
             own = np.flatnonzero(np.repeat(node_of, size) == node)
             parts.append(own[_place_globally(load[own], replicas // nodes, gpus // nodes)])
         candidates.append(np.concatenate(parts))
-    return min(candidates, key=lambda logical: _heaviest(load, logical, gpus))
+    return min(candidates, key=lambda logical: heaviest(load, logical, gpus))
 
 
-def _heaviest(load: Loads, logical: Table, gpus: int) -> float:
+def heaviest(load: Loads, logical: Table, gpus: int) -> float:
     """Return the load of the heaviest GPU, if replicas share the load of their expert."""
     shared = (load / np.bincount(logical, minlength=len(load)))[logical]
     return float(shared.reshape(gpus, -1).sum(axis=1).max())
-
-
-def _placed_layers(
-    workload: Workload, placements: Sequence[Placement], rule: str
-) -> Iterator[LayerTokens]:
-    """Yield the layers of a workload with each token at a replica chosen by `rule`."""
-    recipe = workload.recipe
-    if rule not in RULES:
-        raise ConfigError(f"invalid rule {rule!r}: expected one of {', '.join(RULES)}")
-    tables = [_tables(placement, recipe) for placement in placements]
-    for number, layer in enumerate(workload.layers()):
-        key = layer_key(recipe.seed ^ _OWN_STREAM, number, 0)
-        place = number % len(placements)
-        yield replace(
-            layer,
-            expert=_choose_replicas(layer, tables[place], RULES.index(rule), key),
-            home=placements[place].home,
-        )
-
-
-def _tables(placement: Placement, recipe: Recipe) -> tuple[Ids, Ids, Ids]:
-    """Return the start of each expert's replicas, the physical experts, and their nodes."""
-    order = np.argsort(placement.logical, kind="stable").astype(np.int32)
-    start = np.concatenate([[0], np.cumsum(placement.replicas)]).astype(np.int32)
-    return start, order, (placement.home[order] // recipe.gpus_per_node).astype(np.int32)
-
-
-def _choose_replicas(
-    layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64
-) -> Ids:
-    """Return the physical experts of each token; `tables` are from `_tables`."""
-    out = np.empty(layer.expert.shape, np.int32)
-    src_node = (layer.src // layer.width).astype(layer.src.dtype)
-    with np.errstate(over="ignore"):
-        dispatch.replicated(0, key, src_node, layer.expert, tables, rule, out)
-    return out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PlacementResult(TableResult):
-    """Simulations before and after a placement of the experts of each layer."""
-
-    before: Simulation
-    after: Simulation
-    placements: tuple[Placement, ...]
-    rule: str
-
-    @property
-    def imbalance(self) -> tuple[float, float]:
-        """Token copies of the most loaded GPU over the mean: before and after."""
-        before = _per_gpu(self.before)
-        after = np.bincount(
-            self.placements[0].home,
-            weights=self.after.expert_load.sum(axis=0),
-            minlength=self.placements[0].gpus,
-        )
-        return _most_over_mean(before), _most_over_mean(np.asarray(after, np.float64))
-
-    def to_arrow(self) -> pa.Table:
-        """Return a row per strategy, before and after; times in ns, sizes in bytes."""
-        rows = [
-            {
-                "strategy": name,
-                "before_ns": strategy.total_s * NS,
-                "after_ns": self.after.strategies[name].total_s * NS,
-                "before_inter_node_bytes": strategy.inter_bytes,
-                "after_inter_node_bytes": self.after.strategies[name].inter_bytes,
-            }
-            for name, strategy in self.before.strategies.items()
-        ]
-        return pa.Table.from_pylist(rows)
-
-    def contents(self) -> dict[str, Any]:
-        """Return the JSON document without its version."""
-        before, after = self.imbalance
-        return {
-            "rule": self.rule,
-            "imbalance": {"before": before, "after": after},
-            "layers": [placement.to_dict() for placement in self.placements],
-            "before": self.before.contents(),
-            "after": self.after.contents(),
-        }
-
-    def figures(self) -> dict[str, str]:
-        """Return the rule, and the imbalance of the GPUs before and after."""
-        before, after = self.imbalance
-        return {"rule": self.rule, "imbalance": f"{before:.2f} before, {after:.2f} after"}
-
-
-def simulate_placement(
-    workload: Workload,
-    strategies: Sequence[str],
-    terms: Terms,
-    *,
-    rule: str,
-    replicas: int,
-    groups: int = 1,
-    loads: NDArray[np.float64] | None = None,
-) -> PlacementResult:
-    """Simulate a workload before and after a placement of the experts of each layer.
-
-    Parameters
-    ----------
-    workload
-        Tokens and experts of every layer.
-    strategies
-        Names of schedules, keys of `STRATEGIES`.
-    terms
-        Links, sizes and rules.
-    rule
-        How a token chooses a replica, one of `RULES`.
-    replicas, groups
-        Physical experts of a layer, and groups of experts; see `place`.
-    loads
-        (layers, experts): loads to place by; by default those of the workload.
-
-    Raises
-    ------
-    ConfigError
-        If an argument does not suit the workload.
-
-    """
-    recipe = workload.recipe
-    before = simulate(workload, strategies, terms)
-    if loads is None:
-        loads = before.expert_load.astype(np.float64)
-    if loads.shape[1] != recipe.experts or (loads < 0).any():
-        raise ConfigError(
-            f"invalid load: {loads.shape[1]} numbers per layer; expected one from 0 for each "
-            f"of {recipe.experts} experts"
-        )
-    placements = tuple(
-        place(load, replicas, groups, recipe.num_nodes, recipe.gpus) for load in loads
-    )
-    layers = _placed_layers(workload, placements, rule)
-    return PlacementResult(
-        before=before,
-        after=simulate(workload, strategies, terms, layers=layers),
-        placements=placements,
-        rule=rule,
-    )
-
-
-def _per_gpu(simulation: Simulation) -> Loads:
-    experts = simulation.recipe.experts_per_gpu
-    load = simulation.expert_load.sum(axis=0).reshape(-1, experts).sum(axis=1)
-    return np.asarray(load, np.float64)
-
-
-def _most_over_mean(load: Loads) -> float:
-    return float(load.max() / load.mean()) if load.sum() else 1.0

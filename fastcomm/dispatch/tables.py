@@ -17,7 +17,7 @@ from fastcomm.dispatch.evaluation import (
     FittedConstant,
 )
 from fastcomm.dispatch.model_exchange import KernelTime, ModelExchange
-from fastcomm.dispatch.placement import PlacementResult
+from fastcomm.dispatch.placing import PlacementResult
 from fastcomm.dispatch.recorded import RunExchange
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult, in_ns
@@ -38,6 +38,7 @@ _PLACING = (
     TableColumn("bytes after", 5, "bytes", drop=1, only="terminal"),
 )
 _MOST_LAYERS = 12
+_MOST_DRIFT = 20  # steps
 _NO_GAIN = 1e-3  # share of the measured time
 _MOST_NODES = 32
 _SHADES = " ░▒▓█"
@@ -251,7 +252,26 @@ def place(result: PlacementResult, console: Console | None = None) -> None:
         f"loaded GPU has {after:.2f} times the mean load, {before:.2f} before",
     )
     console.print(shown(placing(result)))
-    _say(console, f"times and bytes: {_sum_text(result.before)}.")
+    _say(console, f"times and bytes: {_sum_text(result.before)}.\n{_moves(result)}")
+    if result.drift:
+        console.print(shown(drift(result)))
+        _say(console, _DRIFT)
+
+
+def _moves(result: PlacementResult) -> str:
+    """Return how many experts move, and how long that takes."""
+    time = "" if result.move_s is None else f", {format_s(result.move_s)} at its link"
+    return (
+        f"{counted(sum(result.moves), 'expert')} of all layers move to a GPU without them, at "
+        f"most {result.most_moves} to one GPU{time}."
+    )
+
+
+def drift(result: PlacementResult) -> ResultTable:
+    """Return what a new placement would save in each recorded step, the first ones."""
+    return ResultTable(
+        name="drift-table", caption="Drift", columns=_DRIFTING, rows=result.drift[:_MOST_DRIFT]
+    )
 
 
 def evaluation(result: ExchangeEvaluation, console: Console | None = None) -> None:
@@ -355,6 +375,23 @@ _KERNELS = (
     ),
     TableColumn("limit", _limit),
     TableColumn("measured on", "measured_on", drop=2),
+)
+_DRIFT = (
+    "kept, anew: the heaviest GPU over the mean with this placement, and with one made for the "
+    "step. saved: dispatch and combine of an iteration. A new placement pays after as many "
+    "iterations as its moves take; n/a if it saves nothing, or without --expert-bytes."
+)
+_NO_SIZE = "nothing is saved, or no --expert-bytes"
+_DRIFTING = (
+    TableColumn("step", "step", "count"),
+    TableColumn("kept", "imbalance_kept", "multiple", "dispatch-place.drift.imbalance_kept"),
+    TableColumn("anew", "imbalance_anew", "multiple", "dispatch-place.drift.imbalance_anew"),
+    TableColumn("moves", "moves", "count", "dispatch-place.drift.moves"),
+    TableColumn("saved", lambda one: in_ns(one.saved_s), "ns", "dispatch-place.drift.saved_ns"),
+    TableColumn(
+        *("pays after", "pays_after", "count", "dispatch-place.drift.pays_after_iterations"),
+        why=_NO_SIZE,
+    ),
 )
 _ERRORS = (
     TableColumn("GPU", "gpu"),

@@ -13,7 +13,8 @@ from oracles import dispatch as oracle
 
 from fastcomm.compat.dispatch import STRATEGIES as ORIGINAL_TOO
 from fastcomm.dispatch import placement, schedules, simulation
-from fastcomm.dispatch import placement as dispatch_placement
+from fastcomm.dispatch.options import PlaceOptions
+from fastcomm.dispatch.placing import simulate_placement
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import NoAnswerError
 from fastcomm.dispatch.simulation import simulate, terms_of
@@ -277,14 +278,8 @@ def test_placement_shortens_deepep_by_the_expected_factor(
     name, nodes, groups, factor, rule, wanted
 ):
     workload = reference(name, nodes)
-    found = dispatch_placement.simulate_placement(
-        workload,
-        ["deepep"],
-        terms_of(workload.recipe),
-        rule=rule,
-        replicas=round(factor * workload.recipe.experts),
-        groups=groups,
-    )
+    options = PlaceOptions(rule=rule, replicas=factor, groups=groups)
+    found = simulate_placement(workload, ["deepep"], terms_of(workload.recipe), options)
     assert times_us(found.after)["deepep"] == pytest.approx(wanted, rel=0.011)
 
 
@@ -322,13 +317,9 @@ def test_each_layer_is_placed_by_its_own_load():
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=40, num_layers=2, iter_num=2,
                        batch_size=1)  # fmt: skip
     loads = np.stack([np.arange(8.0), np.arange(8.0)[::-1]])
-    found = dispatch_placement.simulate_placement(
-        Workload.of(recipe),
-        EXACT,
-        terms_of(recipe),
-        rule="round-robin",
-        replicas=12,
-        loads=loads,
+    options = PlaceOptions(rule="round-robin", replicas=1.5)
+    found = simulate_placement(
+        Workload.of(recipe), EXACT, terms_of(recipe), options, loads=loads[None]
     )
     first, second = (each.replicas for each in found.placements)
     assert first.tolist() == second[::-1].tolist()
@@ -341,20 +332,25 @@ def test_each_layer_is_placed_by_its_own_load():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"replicas": 9}, "invalid replicas 9: expected a multiple of 4 GPUs"),
-        ({"replicas": 4}, "at least the 8 experts"),
+        ({"replicas": 9 / 8}, "invalid replicas 9: expected a multiple of 4 GPUs"),
+        ({"replicas": 0.5}, "invalid replicas 0.5"),
         ({"groups": 3}, "invalid groups 3: expected a divisor of 8"),
         ({"rule": "nearest"}, "invalid rule 'nearest'"),
-        ({"loads": np.ones((1, 7))}, "invalid load: 7 numbers per layer"),
+        ({"loads": np.ones((1, 1, 7))}, "invalid load: 7 numbers per layer"),
         ({"strategies": ["fast-compat"]}, "unknown strategy fast-compat: expected deepep, "),
     ],
 )
 def test_an_impossible_placement_is_refused(words, message):
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=4, iter_num=1)
-    told = {"strategies": ["deepep"], "terms": terms_of(recipe), "rule": "random",
-            "replicas": 8, **words}  # fmt: skip
+    loads, strategies = words.pop("loads", None), words.pop("strategies", ["deepep"])
     with pytest.raises(FastcommError, match=message):
-        dispatch_placement.simulate_placement(Workload.of(recipe), **told)
+        simulate_placement(
+            Workload.of(recipe),
+            strategies,
+            terms_of(recipe),
+            PlaceOptions(**{"rule": "random", "replicas": 1.0, **words}),
+            loads=loads,
+        )
 
 
 def test_a_sweep_has_a_row_for_each_point_and_strategy():

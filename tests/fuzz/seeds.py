@@ -27,6 +27,8 @@ from fastcomm.critical_path.analysis import execution_trace_path
 from fastcomm.critical_path.saved import load, save
 from fastcomm.critical_path.search import analyze
 from fastcomm.dispatch import workload
+from fastcomm.dispatch.loads import read_loads
+from fastcomm.dispatch.moves import read_placements
 from fastcomm.dispatch.options import WorkloadOptions
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.executors.executor import Local, OpenedRun
@@ -52,6 +54,8 @@ from fuzz.mutate import documents, mutated, unpacked
 _DATA = path_of("replay")
 _HANGS = path_of("hangs")
 _RECORDED = ("dead_ddp_0", "debug_server_stuck_0", "running_fsdp_0", "torchcomms_not_arrived")
+_LOADS = "step,layer,expert,tokens\n0,0,0,5\n0,1,3,7\n9,0,1,2\n9,1,2,3\n"
+_PLACED = json.dumps({"layers": [{"physical_to_logical": [0, 1, 2, 3]}] * 2})
 SHAPE = {"num_nodes": 1, "gpus_per_node": 8, "experts_per_gpu": 1}
 _JOB = Job.of(ranks=2, steps=1, layers=1)
 
@@ -120,6 +124,19 @@ def _stragglers(path: Path) -> None:
 
 def _meta(path: Path) -> None:
     json.dumps(operations.meta(path))
+
+
+def _loads(path: Path) -> None:
+    read_loads(path, 2, 4)
+
+
+def _load_table(path: Path) -> None:
+    columns = {"layer": [0, 0, 1, 1], "expert": [0, 3, 1, 2], "tokens": [1, 2, 3, 4]}
+    pq.write_table(pa.table(columns), path)
+
+
+def _placed(path: Path) -> None:
+    read_placements(path, 2, 4, 2)
 
 
 def _workload(path: Path) -> None:
@@ -425,6 +442,11 @@ _SEEDS = (
     Seed(name="w.npy", make=_routing, read=_workload),
     Seed(name="w.parquet", make=_routing, read=_workload),
     Seed(name="workload", make=_generated, read=_workload),
+    Seed(name="load.txt", make=_text("1 2 3 4\n5 6 7 8\n"), read=_loads),
+    Seed(name="load.csv", make=_text(_LOADS), read=_loads),
+    Seed(name="load.json", make=_text('{"logical_count": [[1,2,3,4],[5,6,7,8]]}'), read=_loads),
+    Seed(name="load.parquet", make=_load_table, read=_loads),
+    Seed(name="before.json", make=_text(_PLACED), read=_placed),
     Seed(name="trial", make=_trial, read=_stats),
     Seed(
         name="options",

@@ -1,0 +1,190 @@
+"""Read measured loads of experts: how many tokens each expert of each layer has.
+
+No file is trusted. A text has numbers, a line per layer. A table, Parquet or CSV, has the
+columns `layer`, `expert` and `tokens`, and `step` where loads of several steps are recorded;
+what has no row has no token. A JSON document has `logical_count`, as SGLang takes it with
+--init-expert-location (`srt/eplb/expert_location.py`): tokens by layer and expert, or by step,
+layer and expert.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm import files
+from fastcomm.dispatch.options import MOST_EXPERTS, MOST_LAYERS
+from fastcomm.dispatch.placement import Loads
+from fastcomm.errors import ConfigError, FastcommError
+
+StepLoads = NDArray[np.float64]  # shape (steps, layers, experts)
+_LARGEST = 1 << 28  # bytes of a text
+_MOST_CELLS = 1 << 26
+_MOST_STEPS = 1 << 20
+_MOST_TOKENS = 1e18
+_COLUMNS = ("layer", "expert", "tokens")
+_AXES = (("step", _MOST_STEPS), ("layer", MOST_LAYERS), ("expert", MOST_EXPERTS))
+_COUNT = "logical_count"
+_NDIM = (2, 3)  # layers and experts, with or without steps
+# What vLLM logs of its balancer: the mean and the largest load of a rank.
+_VLLM = re.compile(r"EPLB step: [0-9]{1,18} for model .{0,400}?balancedness=")
+
+
+def read_loads(path: Path, layers: int, experts: int) -> StepLoads:
+    """Read the measured loads of experts.
+
+    Parameters
+    ----------
+    path
+        A text, CSV, Parquet or JSON file.
+    layers, experts
+        Numbers of layers, and of experts of a layer.
+
+    Returns
+    -------
+    ndarray
+        Tokens, shape (steps, layers, experts).
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or has loads of other layers or experts.
+
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        loads = _of_rows(_parquet(path), path)
+    elif suffix == ".csv":
+        loads = _of_rows(_csv(path), path)
+    elif suffix == ".json":
+        loads = _of_json(path)
+    elif suffix in {".pt", ".pth", ".pkl", ".safetensors"}:
+        raise ConfigError(
+            f"{path}: files of PyTorch may run code when they are read; write counts as JSON: "
+            'json.dump({"logical_count": torch.load(path)["logical_count"].tolist()}, file)'
+        )
+    else:
+        loads = _of_text(path, layers)
+    return _checked(loads, path, layers, experts)
+
+
+def _checked(loads: NDArray[Any], path: Path, layers: int, experts: int) -> StepLoads:
+    """Return loads of all layers and experts; one layer without others stands for each."""
+    if not np.isfinite(loads).all() or (loads < 0).any() or (loads > _MOST_TOKENS).any():
+        raise ConfigError(f"{path}: a load is below 0, or no number up to {_MOST_TOKENS:.0e}")
+    if loads.shape[2] != experts:
+        raise ConfigError(
+            f"{path}: loads of {loads.shape[2]} experts, but a layer has {experts} experts"
+        )
+    if loads.shape[1] != layers:
+        # Recorders count dense layers, too: they have no tokens.
+        used = loads.any(axis=(0, 2))
+        if int(used.sum()) != layers:
+            raise ConfigError(
+                f"{path}: loads of {loads.shape[1]} layers, {int(used.sum())} of them with "
+                f"tokens, but the workload has {layers}"
+            )
+        loads = loads[:, used]
+    loads = loads[loads.any(axis=(1, 2))]
+    if not len(loads):
+        raise ConfigError(f"{path}: no expert has a token")
+    return loads
+
+
+def _of_text(path: Path, layers: int) -> StepLoads:
+    """Return the numbers of a text, which spaces, lines or commas separate."""
+    text = files.text(path, _LARGEST)
+    if _VLLM.search(text):
+        raise ConfigError(
+            f"{path}: vLLM's log has the balance of ranks, and not the load of experts; write "
+            "a table of layer, expert and tokens"
+        )
+    try:
+        numbers = [float(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; the file may have only numbers") from error
+    if not numbers or len(numbers) % layers:
+        raise ConfigError(
+            f"{path}: {len(numbers)} numbers are not a line for each of {layers} layers"
+        )
+    return np.reshape(numbers, (1, layers, -1))
+
+
+def _parquet(path: Path) -> Mapping[str, Sequence[Any]]:
+    import pyarrow as pa
+
+    from fastcomm import arrow_files
+
+    try:
+        table = arrow_files.read(path)
+        names = [name for name in table.column_names if name in ("step", *_COLUMNS)]
+        columns: dict[str, Sequence[Any]] = {
+            name: table[name].cast(pa.float64(), safe=False).to_pylist() for name in names
+        }
+    except (pa.ArrowException, OSError, FastcommError, NotImplementedError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return columns
+
+
+def _csv(path: Path) -> Mapping[str, Sequence[Any]]:
+    try:
+        rows = list(csv.DictReader(io.StringIO(files.text(path, _LARGEST), newline="")))
+    except csv.Error as error:
+        raise ConfigError(f"{path}: {error}") from error
+    names = set(rows[0]) if rows else set()
+    return {name: [row[name] for row in rows] for name in ("step", *_COLUMNS) if name in names}
+
+
+def _of_rows(columns: Mapping[str, Sequence[Any]], path: Path) -> StepLoads:
+    """Return the loads of a table with a row per layer and expert, maybe of several steps."""
+    if missing := [name for name in _COLUMNS if name not in columns]:
+        raise ConfigError(
+            f"{path}: no column {', '.join(missing)}; needed are {', '.join(_COLUMNS)}"
+        )
+    tokens = _numbers(columns["tokens"], path, "tokens")
+    if not len(tokens):
+        raise ConfigError(f"{path}: no rows")
+    places = []
+    for name, most in _AXES:
+        values = _numbers(columns.get(name, [0] * len(tokens)), path, name)
+        if (values != np.floor(values)).any() or not ((values >= 0) & (values < most)).all():
+            raise ConfigError(f"{path}: column {name}: expected whole numbers from 0")
+        places.append(values.astype(np.int64))
+    # Numbers of steps need not be consecutive.
+    places[0] = np.unique(places[0], return_inverse=True)[1].reshape(-1)
+    shape = tuple(int(place.max()) + 1 for place in places)
+    if np.prod([float(size) for size in shape]) > _MOST_CELLS:
+        raise ConfigError(f"{path}: {' x '.join(map(str, shape))} loads are too many")
+    loads = np.zeros(shape)
+    np.add.at(loads, tuple(places), tokens)
+    return loads
+
+
+def _numbers(values: Sequence[Any], path: Path, name: str) -> Loads:
+    try:
+        return np.array([float(value) for value in values], np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: column {name}: {error}") from error
+
+
+def _of_json(path: Path) -> StepLoads:
+    """Return the counts of a JSON document."""
+    document = files.json(path)
+    counts = document.get(_COUNT) if isinstance(document, dict) else document
+    if counts is None:
+        raise ConfigError(f"{path}: no key {_COUNT}, as SGLang writes tokens of experts")
+    try:
+        loads = np.array(counts, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {_COUNT}: not lists of equally many numbers") from error
+    if loads.ndim not in _NDIM or not loads.size:
+        raise ConfigError(
+            f"{path}: {_COUNT} has shape {loads.shape}; expected [layers, experts] or "
+            "[steps, layers, experts]"
+        )
+    return loads.reshape(-1, *loads.shape[-2:])

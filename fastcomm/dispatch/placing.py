@@ -1,0 +1,251 @@
+"""Simulate a workload before and after a placement of its experts, and count the moves."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fastcomm.dispatch.moves import DriftStep, MoveCosts, bounded, drift, moves_to
+from fastcomm.dispatch.options import PlaceOptions, ReplicaRule
+from fastcomm.dispatch.placement import Loads, Placement, place
+from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch.sampler import layer_key
+from fastcomm.dispatch.schedules import Terms
+from fastcomm.dispatch.simulation import NS, Simulation, simulate
+from fastcomm.dispatch.traffic import LayerTokens
+from fastcomm.dispatch.workload import Workload
+from fastcomm.errors import ConfigError
+from fastcomm.result import TableResult
+from fastcomm_kernels import dispatch
+from fastcomm_kernels.arrays import Ids
+
+RULES: tuple[str, ...] = get_args(ReplicaRule)
+# Mixed into the seed, so that placement draws other numbers than the workload.
+_OWN_STREAM = 0x504C4143
+
+
+def _placed_layers(
+    workload: Workload, placements: Sequence[Placement], rule: str
+) -> Iterator[LayerTokens]:
+    """Yield the layers of a workload with each token at a replica chosen by `rule`."""
+    recipe = workload.recipe
+    if rule not in RULES:
+        raise ConfigError(f"invalid rule {rule!r}: expected one of {', '.join(RULES)}")
+    tables = [_tables(placement, recipe) for placement in placements]
+    for number, layer in enumerate(workload.layers()):
+        key = layer_key(recipe.seed ^ _OWN_STREAM, number, 0)
+        place = number % len(placements)
+        yield replace(
+            layer,
+            expert=_choose_replicas(layer, tables[place], RULES.index(rule), key),
+            home=placements[place].home,
+        )
+
+
+def _tables(placement: Placement, recipe: Recipe) -> tuple[Ids, Ids, Ids]:
+    """Return the start of each expert's replicas, the physical experts, and their nodes."""
+    order = np.argsort(placement.logical, kind="stable").astype(np.int32)
+    start = np.concatenate([[0], np.cumsum(placement.replicas)]).astype(np.int32)
+    return start, order, (placement.home[order] // recipe.gpus_per_node).astype(np.int32)
+
+
+def _choose_replicas(
+    layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64
+) -> Ids:
+    """Return the physical experts of each token; `tables` are from `_tables`."""
+    out = np.empty(layer.expert.shape, np.int32)
+    src_node = (layer.src // layer.width).astype(layer.src.dtype)
+    with np.errstate(over="ignore"):
+        dispatch.replicated(0, key, src_node, layer.expert, tables, rule, out)
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PlacementResult(TableResult):
+    """Simulations before and after a placement of the experts of each layer."""
+
+    before: Simulation
+    after: Simulation
+    today: tuple[Placement, ...]  # of each layer, before
+    placements: tuple[Placement, ...]
+    rule: str
+    moves: tuple[int, ...]  # of each layer: experts that GPUs get and did not have
+    most_moves: int  # to one GPU, of all layers
+    expert_bytes: int | None
+    drift: tuple[DriftStep, ...] = ()  # where loads of several steps were measured
+
+    @property
+    def move_s(self) -> float | None:
+        """Seconds to move experts to the GPU that gets the most; None without their size."""
+        if self.expert_bytes is None:
+            return None
+        links, nodes = self.before.terms.links, self.before.recipe.num_nodes
+        return self.most_moves * self.expert_bytes / (links.inter if nodes > 1 else links.intra)
+
+    @property
+    def imbalance(self) -> tuple[float, float]:
+        """Token copies of the most loaded GPU over the mean: before and after."""
+        before, after = (
+            _per_gpu(simulation, placements[0])
+            for simulation, placements in (
+                (self.before, self.today),
+                (self.after, self.placements),
+            )
+        )
+        return _most_over_mean(before), _most_over_mean(after)
+
+    def to_arrow(self) -> pa.Table:
+        """Return a row per strategy, before and after; times in ns, sizes in bytes."""
+        rows = [
+            {
+                "strategy": name,
+                "before_ns": strategy.total_s * NS,
+                "after_ns": self.after.strategies[name].total_s * NS,
+                "before_inter_node_bytes": strategy.inter_bytes,
+                "after_inter_node_bytes": self.after.strategies[name].inter_bytes,
+            }
+            for name, strategy in self.before.strategies.items()
+        ]
+        return pa.Table.from_pylist(rows)
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        before, after = self.imbalance
+        return {
+            "rule": self.rule,
+            "imbalance": {"before": before, "after": after},
+            "moves": {
+                "by_layer": list(self.moves),
+                "most_to_a_gpu": self.most_moves,
+                "bytes": None
+                if self.expert_bytes is None
+                else sum(self.moves) * self.expert_bytes,
+                "latency_ns": None if self.move_s is None else self.move_s * NS,
+            },
+            "drift": [step.to_dict() for step in self.drift],
+            "layers": [placement.to_dict() for placement in self.placements],
+            "before": self.before.contents(),
+            "after": self.after.contents(),
+        }
+
+    def figures(self) -> dict[str, str]:
+        """Return the rule, and the imbalance of the GPUs before and after."""
+        before, after = self.imbalance
+        return {"rule": self.rule, "imbalance": f"{before:.2f} before, {after:.2f} after"}
+
+
+def simulate_placement(
+    workload: Workload,
+    strategies: Sequence[str],
+    terms: Terms,
+    options: PlaceOptions,
+    *,
+    loads: NDArray[np.float64] | None = None,
+    placed: Sequence[Placement] | None = None,
+) -> PlacementResult:
+    """Simulate a workload before and after a placement of the experts of each layer.
+
+    Parameters
+    ----------
+    workload
+        Tokens and experts of every layer.
+    strategies
+        Names of schedules, keys of `STRATEGIES`.
+    terms
+        Links, sizes and rules.
+    options
+        Replicas, groups, rule, and the bound of moves.
+    loads
+        (steps, layers, experts): loads to place by, the sum over steps; by default those of the
+        workload.
+    placed
+        The placement of each layer of today; by default the workload's, without replicas.
+
+    Raises
+    ------
+    ConfigError
+        If an argument does not suit the workload.
+
+    """
+    recipe, rule = workload.recipe, options.rule
+    copies = round(options.replicas * recipe.experts), options.groups
+    cluster = recipe.num_nodes, recipe.gpus
+    if placed is None:
+        before = simulate(workload, strategies, terms)
+        today = [_own(recipe)] * recipe.num_layers
+    else:
+        layers = _placed_layers(workload, placed, rule)
+        before, today = simulate(workload, strategies, terms, layers=layers), list(placed)
+    loads = _loads(before, workload, placed) if loads is None else loads
+    if loads.shape[2] != recipe.experts or (loads < 0).any():
+        raise ConfigError(
+            f"invalid load: {loads.shape[2]} numbers per layer; expected one from 0 for each "
+            f"of {recipe.experts} experts"
+        )
+    placements = tuple(
+        place(load, *copies, *cluster)
+        if options.max_moves is None
+        else bounded(load, old, *copies, cluster, options.max_moves)
+        for load, old in zip(loads.sum(axis=0), today, strict=True)
+    )
+    counts = np.array([moves_to(old, new) for old, new in zip(today, placements, strict=True)])
+    return PlacementResult(
+        before=before,
+        after=simulate(
+            workload, strategies, terms, layers=_placed_layers(workload, placements, rule)
+        ),
+        placements=placements,
+        rule=rule,
+        moves=tuple(counts.sum(axis=1).tolist()),
+        most_moves=int(counts.sum(axis=0).max()),
+        today=tuple(today),
+        expert_bytes=options.expert_bytes,
+        drift=()
+        if len(loads) == 1
+        else drift(loads, placements, *copies, cluster, _costs(recipe, terms, options)),
+    )
+
+
+def _own(recipe: Recipe) -> Placement:
+    """Return the placement of a workload, in which expert e is on GPU e // experts_per_gpu."""
+    logical = np.arange(recipe.experts)
+    return Placement(logical=logical, experts=recipe.experts, gpus=recipe.gpus)
+
+
+def _loads(
+    before: Simulation, workload: Workload, placed: Sequence[Placement] | None
+) -> NDArray[np.float64]:
+    """Return the loads of a workload as one step; `before` has them if nothing is placed."""
+    if placed is None:
+        return before.expert_load.astype(np.float64)[None]
+    recipe = workload.recipe
+    loads = np.zeros((1, recipe.num_layers, recipe.experts))
+    for number, layer in enumerate(workload.layers()):
+        counts = np.bincount(layer.expert.ravel(), minlength=recipe.experts)
+        loads[0, number % recipe.num_layers] += counts
+    return loads
+
+
+def _costs(recipe: Recipe, terms: Terms, options: PlaceOptions) -> MoveCosts:
+    """Return what moves cost, and tokens at the NIC of the GPU that gets them."""
+    link = terms.links.inter if recipe.num_nodes > 1 else terms.links.intra
+    return MoveCosts(
+        expert_bytes=options.expert_bytes,
+        bytes_per_s=link,
+        token_s=(terms.token_bytes + terms.combine_bytes) / link,
+        copies=recipe.tokens * recipe.topk,
+    )
+
+
+def _per_gpu(simulation: Simulation, placement: Placement) -> Loads:
+    """Return the token copies of each GPU; `placement` is of any layer: homes are alike."""
+    copies = simulation.expert_load.sum(axis=0)
+    counts = np.bincount(placement.home, weights=copies, minlength=placement.gpus)
+    return np.asarray(counts, np.float64)
+
+
+def _most_over_mean(load: Loads) -> float:
+    return float(load.max() / load.mean()) if load.sum() else 1.0
