@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fastcomm.dispatch import schedules
+from fastcomm.dispatch.placement import place
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.sampler import alias_table, folded_zipf
 from fastcomm.dispatch.schedules import assigned_stages, pad
@@ -113,6 +114,20 @@ def test_the_schedule_of_fast(bar, name, nodes):
         lambda: schedules.schedule(demand, 8, inter, intra),
         lambda: assigned_stages(few),
         count=1,
+        yardstick_count=1,
+    )
+
+
+def test_the_placement_of_all_layers(bar):
+    """DeepSeek-V3: 58 layers, 256 experts and 32 more on 32 GPUs; packed, then swapped."""
+    loads = np.random.default_rng(42).lognormal(0, 1, (58, 256))
+    servers = np.random.default_rng(42).integers(0, 10_000, (8, 8))
+    few = pad(servers)
+    bar(
+        "placement",
+        lambda: [place(load, 288, 1, 4, 32) for load in loads],
+        lambda: assigned_stages(few),
+        count=len(loads),
         yardstick_count=1,
     )
 

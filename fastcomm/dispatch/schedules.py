@@ -111,7 +111,7 @@ def schedule(
     demanded = blocked(demand, width)
     parts, in_order = _balanced(demanded, intra, decomposition)
     if not len(in_order[1]):  # nothing leaves a node
-        return published_schedule(demand, width, inter, intra, decomposition)
+        return _published(parts, in_order, (inter, intra))
     block, servers = parts["balanced"], parts["servers"]
     own = np.stack([block[n, n] for n in range(len(block))])
     queues = kernels.origins(demanded, servers)
@@ -120,7 +120,7 @@ def schedule(
         for count in _cuts(len(block), float(in_order[1].sum()), inter)
     ]
     if len(in_order[1]) <= _FEW_STAGES:
-        candidates.append(published_schedule(demand, width, inter, intra, decomposition))
+        candidates.append(_published(parts, in_order, (inter, intra)))
     return min(candidates, key=lambda candidate: candidate.total_s)
 
 
@@ -133,6 +133,17 @@ def published_schedule(
     Parameters are those of `schedule`.
     """
     parts, in_order = _balanced(blocked(demand, width), intra, decomposition)
+    return _published(parts, in_order, (inter, intra))
+
+
+def _published(
+    parts: dict[str, Any], in_order: "Stages", costs: tuple[Cost, Cost]
+) -> FastSchedule:
+    """Return the published schedule of a balanced demand, and of its stages in their order.
+
+    `costs` are those of tokens between nodes and inside a node.
+    """
+    inter, intra = costs
     block = parts["balanced"]
     own_s = max(kernels.spread_time(block[n, n], intra.pair) for n in range(len(block)))
     # Sorted by size, a stage can overlap the previous redistribution, which is similar.
@@ -288,7 +299,8 @@ def spreadout_s(demand: Matrix, width: int, inter: Cost, intra: Cost) -> float:
 def pad(matrix: Matrix) -> Matrix:
     """Return the matrix with values added so that all row and column sums are equal."""
     load = largest_sum(matrix)
-    rows, columns = load - matrix.sum(axis=1), load - matrix.sum(axis=0)
+    # Lists of Python's integers: few nodes, and an access to an array takes longer.
+    rows, columns = ((load - matrix.sum(axis=axis)).tolist() for axis in (1, 0))
     padded = matrix.copy()
     r = c = 0
     while r < len(rows) and c < len(rows):
