@@ -313,8 +313,7 @@ def compare(
     "--load",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Measured load of experts: CSV or Parquet (layer, expert, tokens), JSON, or text. "
-    "Default: the workload's.",
+    help="Measured load of experts: CSV, Parquet, JSON or text. Default: the workload's.",
 )
 @_place(
     "--before",

@@ -24,11 +24,11 @@ _CLOSE = 1e-12  # relative: changes that gain less are none
 
 def moves_to(before: Placement, after: Placement) -> Table:
     """Return how many experts each GPU gets that it did not have, shape (GPUs,)."""
-    old, new = _held(before), _held(after)
+    old, new = _by_gpu(before), _by_gpu(after)
     return np.asarray(np.maximum(new - old, 0).sum(axis=1))
 
 
-def _held(placement: Placement) -> Table:
+def _by_gpu(placement: Placement) -> Table:
     """Return the number of replicas of each expert on each GPU, shape (GPUs, experts)."""
     counts = np.zeros((placement.gpus, placement.experts), np.int64)
     np.add.at(counts, (placement.home, placement.logical), 1)
@@ -42,12 +42,14 @@ def relabeled(before: Placement, after: Placement, width: int) -> Placement:
     experts of one node stay together.
     """
     gpus = after.gpus
-    kept = np.minimum(_held(before)[:, None], _held(after)[None]).sum(axis=2)  # old by new
+    common = np.minimum(_by_gpu(before)[:, None], _by_gpu(after)[None]).sum(
+        axis=2
+    )  # old by new
     nodes = gpus // width
     gain, order = np.zeros((nodes, nodes)), {}
     for old in range(nodes):
         for new in range(nodes):
-            block = kept[old * width : (old + 1) * width, new * width : (new + 1) * width]
+            block = common[old * width : (old + 1) * width, new * width : (new + 1) * width]
             rows, columns = linear_sum_assignment(-block)
             gain[old, new], order[old, new] = block[rows, columns].sum(), columns
     _, chosen = linear_sum_assignment(-gain)
@@ -263,7 +265,7 @@ def drift(
             relabeled(old, place(load, replicas, groups, nodes, gpus), gpus // nodes)
             for load, old in zip(step, placements, strict=True)
         ]
-        kept, fresh = (
+        stale, fresh = (
             np.array(
                 [
                     heaviest(load, one.logical, gpus)
@@ -275,7 +277,7 @@ def drift(
         total = step.sum(axis=1)
         moved = sum(moves_to(old, new) for old, new in zip(placements, anew, strict=True))
         # Loads may be of many iterations: they count as shares of the copies of one.
-        share = np.divide(kept - fresh, total, out=np.zeros_like(total), where=total > 0)
+        share = np.divide(stale - fresh, total, out=np.zeros_like(total), where=total > 0)
         saved_s = max(0.0, float(share.sum()) * costs.copies * costs.token_s)
         size = costs.expert_bytes
         move_s = None if size is None else float(np.max(moved)) * size / costs.bytes_per_s
@@ -283,7 +285,7 @@ def drift(
         steps.append(
             DriftStep(
                 step=number,
-                imbalance_kept=float(kept.sum()) / mean,
+                imbalance_kept=float(stale.sum()) / mean,
                 imbalance_anew=float(fresh.sum()) / mean,
                 moves=int(np.sum(moved)),
                 move_s=move_s,

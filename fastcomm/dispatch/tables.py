@@ -378,8 +378,8 @@ _KERNELS = (
 )
 _DRIFT = (
     "kept, anew: the heaviest GPU over the mean with this placement, and with one made for the "
-    "step. saved: dispatch and combine of an iteration. pays after: iterations whose savings are "
-    "the time of the moves; n/a if nothing is saved, or without --expert-bytes."
+    "step. saved: dispatch and combine of an iteration. pays after: iterations whose savings "
+    "are the time of the moves; n/a if nothing is saved, or without --expert-bytes."
 )
 _NO_SIZE = "nothing is saved, or no --expert-bytes"
 _DRIFTING = (
