@@ -6,6 +6,7 @@ from fastcomm.compat.dpro.analysis import replay_trial as replay_trial
 from fastcomm.critical_path.analysis import execution_trace_path as execution_trace_path
 from fastcomm.critical_path.result import CriticalPath as CriticalPath
 from fastcomm.dispatch.analysis import simulate_dispatch as simulate_dispatch
+from fastcomm.dispatch.evaluation import evaluate_exchanges as evaluate_exchanges
 from fastcomm.dispatch.recipe import Recipe as Recipe
 from fastcomm.dispatch.workload import Workload as Workload
 from fastcomm.dispatch.workload import open_workload as open_workload

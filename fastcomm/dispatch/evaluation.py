@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.errors import ConfigError
+from fastcomm.checks import check_path
+from fastcomm.dispatch.options import ExchangeOptions
+from fastcomm.errors import ConfigError, python_names
 from fastcomm.hardware.clusters import Cluster, load
 from fastcomm.hardware.exchange_calibration import (
     ExchangeGroup,
@@ -198,8 +200,9 @@ def _ns(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * NS
 
 
+@python_names()
 def evaluate_exchanges(
-    path: Path, cluster: str | Path, *, calibrate: bool = False
+    path: str | Path, cluster: str | Path = "dgx-h100", *, calibrate: bool = False
 ) -> ExchangeEvaluation:
     """Predict the rows of a table of measured expert all-to-alls.
 
@@ -218,7 +221,10 @@ def evaluate_exchanges(
         If the table or the cluster is invalid, or kernels of a row have no constants.
 
     """
-    hardware, rows = load(cluster), read_exchanges(path)
+    check_path(path, "evaluate_exchanges: path", 'evaluate_exchanges("deepep.parquet")')
+    options = ExchangeOptions(cluster=cluster, calibrate=calibrate)
+    cluster = options.cluster or cluster
+    hardware, rows = load(cluster), read_exchanges(Path(path))
     if not hardware.gpu:
         raise ConfigError(f"{cluster}: no key gpu, whose kernels would be priced")
     groups = _groups(rows, hardware)

@@ -168,7 +168,7 @@ def _of_rows(columns: Mapping[str, Sequence[Any]], path: Path) -> StepLoads:
 def _numbers(values: Sequence[Any], path: Path, name: str) -> Loads:
     try:
         return np.array([float(value) for value in values], np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: column {name}: {error}") from error
 
 
@@ -180,7 +180,7 @@ def _of_json(path: Path) -> StepLoads:
         raise ConfigError(f"{path}: no key {_COUNT}, as SGLang writes tokens of experts")
     try:
         loads = np.array(counts, np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: {_COUNT}: not lists of equally many numbers") from error
     if loads.ndim not in _NDIM or not loads.size:
         raise ConfigError(
