@@ -401,7 +401,7 @@ def sweep(*, over: tuple[str, ...], names: str, request: SimulationRequest) -> N
 @click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @builds(options=ExchangeOptions)
 @with_options(options_of(ExchangeOptions))
-@result_options("evaluation.json, and the rows as CSV and Parquet", xlsx=False, html=False)
+@result_options("evaluation.json, and the rows as CSV and Parquet", xlsx=False)
 def evaluate(*, table: Path, options: ExchangeOptions, files: ResultFiles) -> None:
     """Compare measured expert all-to-alls with predictions.
 
@@ -415,6 +415,11 @@ def evaluate(*, table: Path, options: ExchangeOptions, files: ResultFiles) -> No
 
     cluster = options.cluster or "dgx-h100"
     result = evaluate_exchanges(table, cluster, calibrate=options.calibrate)
+    if files.html is not None:
+        from fastcomm.dispatch import page as pages
+        from fastcomm.show.pages import write as write_page
+
+        write_page(pages.evaluation(result), files.html)
     give(result, files, "evaluation", tables.evaluation, table="rows")
 
 

@@ -1,8 +1,11 @@
 """Write the pages of `fastcomm dispatch`: schedules with their bounds, and loads of GPUs."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fastcomm.dispatch import tables
+from fastcomm.dispatch.evaluation import ExchangeError, ExchangeEvaluation
 from fastcomm.dispatch.model_exchange import ModelExchange
 from fastcomm.dispatch.placing import PlacementResult
 from fastcomm.dispatch.recorded import RunExchange
@@ -28,6 +31,7 @@ from fastcomm_kernels.arrays import Matrix
 
 _MS = 1e3
 _MB = 1e6
+_PERCENT = 100.0
 _MOST_BINS = 96
 _MOST_ROWS = 24
 _BAR = 15  # px
@@ -402,6 +406,55 @@ def placement(result: PlacementResult) -> Page:
         headline=section.lead,
         facts=first.facts,
         sections=(section, *first.sections),
+    )
+
+
+def evaluation(result: ExchangeEvaluation) -> Page:
+    """Return the page of measured expert all-to-alls beside predictions."""
+    errors = result.errors
+    blocks: tuple[pages.Block, ...] = ()
+    if errors:
+        names = [
+            f"{one.gpu} {one.family}, {counted(one.nodes, 'node')}, {one.phase}"
+            for one in errors
+        ]
+        drawn = figure(
+            "errors-chart",
+            "Median error of predictions",
+            "Bars of the median error by GPU, kernels, nodes and phase; the table has all.",
+            row_bars(
+                names,
+                [one.median_error for one in errors],
+                pages.percent,
+                "median error, %",
+                1 / _PERCENT,
+            ),
+            "dispatch-evaluate.errors.median_error",
+        )
+        blocks = drawn, pages.shown(tables.exchange_errors(errors))
+    section = Section(
+        name="evaluation",
+        title="How far off are predictions?",
+        lead=(f"{pages.many(len(result.rows), 'row')} on {result.cluster}.",),
+        blocks=blocks,
+    )
+    return Page(
+        title="Measured expert all-to-alls",
+        source=result.cluster,
+        headline=(_evaluated(errors),),
+        facts=(),
+        sections=(section,),
+    )
+
+
+def _evaluated(errors: Sequence[ExchangeError]) -> str:
+    """Return the sentence on the smallest and the largest median error."""
+    if not errors:
+        return "Predictions, without measured times to compare with."
+    ordered = sorted(one.median_error for one in errors)
+    return (
+        f"Predictions are off by {pages.percent(ordered[0])} to {pages.percent(ordered[-1])}, "
+        "the median of each kind of row."
     )
 
 

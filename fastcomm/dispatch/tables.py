@@ -396,12 +396,12 @@ _DRIFTING = (
 _ERRORS = (
     TableColumn("GPU", "gpu"),
     TableColumn("kernels", "family"),
-    TableColumn("nodes", "nodes", "count"),
+    TableColumn("nodes", "nodes", "count", "dispatch-evaluate.errors.nodes"),
     TableColumn("phase", "phase"),
     TableColumn("error", "median_error", "share", "dispatch-evaluate.errors.median_error"),
     TableColumn("90 % below", "p90_error", "share", "dispatch-evaluate.errors.p90_error"),
     TableColumn("bias", "median_bias", "share", "dispatch-evaluate.errors.median_bias"),
-    TableColumn("rows", "rows", "count"),
+    TableColumn("rows", "rows", "count", "dispatch-evaluate.errors.rows"),
 )
 _TIMES = (
     TableColumn("GPU", "gpu"),

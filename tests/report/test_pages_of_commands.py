@@ -2,6 +2,7 @@
 
 import pytest
 from builders import replay_data
+from builders.exchanges import EXCHANGES
 from builders.html_page import (
     assert_sound,
     charts,
@@ -90,6 +91,16 @@ def test_commands_write_valid_pages_of_recorded_data(name, tmp_path):
     tree = page_of(RECORDED[name], tmp_path / "page.html")
     assert_sound(tree)
     assert CHARTS[name] in charts(tree)
+
+
+@pytest.mark.parametrize("text", [EXCHANGES, "mode,nodes,ranks,hidden,topk,tokens\n"
+                                  "normal,1,8,7168,8,4096\n"])  # fmt: skip
+def test_an_evaluation_has_a_page(tmp_path, text):
+    table = tmp_path / "exchanges.csv"
+    table.write_text(text)
+    tree = page_of(["dispatch", "evaluate", str(table)], tmp_path / "page.html")
+    assert_sound(tree)
+    assert ("errors-chart" in charts(tree)) == ("dispatch_us" in text)
 
 
 def test_a_placement_has_a_page(tmp_path):
