@@ -162,8 +162,8 @@ def pairs_section(metrics: Metrics) -> Section | None:
             ),
         ),
         pitfall="These are the bytes that calls of all-to-alls pass to the library, by their "
-        "recorded splits; what a rank sends to itself stays there. The load of single experts is "
-        "in no trace: what a rank receives is that of all its experts together.",
+        "recorded splits; what a rank sends to itself stays there. The load of single experts "
+        "is in no trace: what a rank receives is that of all its experts together.",
     )
 
 
