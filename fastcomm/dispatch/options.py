@@ -176,7 +176,7 @@ class ModelOptions(CheckedOptions):
         "Tokens of a GPU (with --model).",
         4096,
         group=WORKLOAD,
-        limits=Range(1, 1 << 24),
+        limits=Range(1, 1 << 18),
         is_common=True,
         needs=("--model",),
     )
