@@ -50,7 +50,7 @@ LAYERS = (
     HostLayer("loading", "data_loading", LOADING),
     HostLayer("synchronizing", "synchronization"),
     HostLayer("launching", "launch_bound"),
-    HostLayer("waiting", "pipeline_bubble"),
+    HostLayer("waiting", "late_communication"),
     HostLayer("work", "host_work"),
     HostLayer("functions", "python"),
 )
@@ -103,6 +103,14 @@ BY_CAUSE = {
         awaited="for messages or collectives that are late",
         to_try="more micro-batches or an interleaved schedule if pipeline stages wait; "
         "otherwise look for what delays the communication",
+        on_host="it waits for messages or collectives",
+        blames_host=False,
+    ),
+    # The same of a rank without pipeline parallelism.
+    "late_communication": IdleCause(
+        text="late communication",
+        awaited="for messages or collectives that are late",
+        to_try="to find what delays the communication, such as a rank that arrives late",
         on_host="it waits for messages or collectives",
         blames_host=False,
     ),

@@ -3,8 +3,8 @@
 The device is idle from the end of its work, at `a`, to the start `b` of the next work. The
 call that launched the next work, from `l0` to `l1` on a thread of the host, divides this time:
 
-- If the call ended before `a`, the work was queued: `kernel_gaps`, or `pipeline_bubble` if it
-  is communication that starts late.
+- If the call ended before `a`, the work was queued: `kernel_gaps`, or `late_communication` if
+  it is communication that starts late. On a rank of a pipeline that is a `pipeline_bubble`.
 - From `l0` on, the work was being launched: `launch_bound`. If the work starts late after `l1`,
   it was queued from `l1` on.
 - Before `l0`, the first layer of `host_activity` counts that covers an instant on the thread of
@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from fastcomm.idle.causes import CAUSE, CAUSES
 from fastcomm.idle.host_activity import HostActivity, Pieces, ThreadLayers
 from fastcomm.trace.events import EventRows
+from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.schema import IDLE_EVIDENCE
 from fastcomm.trace.trace import IdleTimes, Trace
 from fastcomm_kernels import matching
@@ -106,6 +107,8 @@ def idle_intervals(trace: Trace, start: Ints, stop: Ints) -> IdleIntervals:
     gaps = _Gaps.of(events, trace, (int(start[0]), int(stop[-1])))
     parts = _host_run(host, gaps) if trace.meta.is_host_run else _device_run(host, gaps)
     parts.append(_callbacks(events, trace))
+    if (trace.comm["tag"].to_numpy() == TAG["PP"]).any():
+        parts = [_as_bubbles(part) for part in parts]
     return IdleIntervals.of_parts(parts, events.texts)
 
 
@@ -123,6 +126,13 @@ def _parts(
     start, stop = (none if column is None else column for column in (start, stop))
     causes = np.full(len(start), CAUSE[cause], np.int64)
     return start, stop, causes, np.full(len(start), NONE) if name is None else name
+
+
+def _as_bubbles(part: _Parts) -> _Parts:
+    """Return intervals of a rank in a pipeline, where late communication is its bubble."""
+    start, stop, cause, name = part
+    is_late = cause == CAUSE["late_communication"]
+    return start, stop, np.where(is_late, CAUSE["pipeline_bubble"], cause), name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +241,7 @@ def _device_run(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
             _parts(launched[rows], b[rows], cause, name[rows])
             for rows, cause in (
                 (is_launched & ~waits, "kernel_gaps"),
-                (waits, "pipeline_bubble"),
+                (waits, "late_communication"),
             )
         ),
     ]

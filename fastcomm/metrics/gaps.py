@@ -61,6 +61,7 @@ def in_events(table: pa.Table, missing: Sequence[str]) -> pa.Table:
     unknown = {
         "compute": exposed,
         "device_kinds": exposed,
+        "graphs": exposed,
         "times": ["iteration", "start_ns", *exposed],
     }
     return _without(table, [name for key in missing for name in unknown.get(key, ())])

@@ -46,6 +46,8 @@ MISSING_DATA = {
     "device_kinds": "device work of an unknown kind: compute, communication, overlap and idle "
     "time",
     "devices": "device work of several devices: compute, communication, overlap and idle time",
+    "graphs": "CUDA graphs without the kernels inside: compute, communication, overlap and idle "
+    "time",
     "kernels": "no kernels, although some were launched: compute, communication, overlap and "
     "idle time",
     "compute": "no compute kernels: compute, overlap, exposed communication and idle time",
@@ -53,7 +55,7 @@ MISSING_DATA = {
     "bytes": "no sizes: bandwidth and volume",
 }
 # Keys of MISSING_DATA for traces in which the use of the device is unknown.
-NO_DEVICE = ("device", "device_kinds", "devices", "kernels")
+NO_DEVICE = ("device", "device_kinds", "devices", "graphs", "kernels")
 # Maximum share of device work of unknown kind; above it, times are n/a.
 SMALL = 0.01
 

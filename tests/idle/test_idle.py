@@ -43,17 +43,18 @@ HOST = (
     ("barrier", "user_annotation"),
 )
 TIMES = st.integers(0, 800)
+GROUPS = ({}, {"Process_Group_Description": "mesh_pp", "Process_Group_Name": "1"})
 
 
 @st.composite
 def traces(draw):
     """Events of a rank: work with and without launches, and what two threads do."""
-    events = []
+    events, group = [], draw(st.sampled_from(GROUPS))
     for number in range(draw(st.integers(1, 8))):
         ts, dur = draw(TIMES), draw(st.sampled_from([0, 3, 20, 90]))
         kernel = draw(st.sampled_from([k.kernel, k.kernel, None]))
         made = (
-            k.all_reduce(ts, dur)
+            k.all_reduce(ts, dur, **group)
             if kernel is None
             else kernel(f"gemm{number % 3}", ts, dur, draw(st.integers(7, 8)))
         )

@@ -59,7 +59,7 @@ def cause_at(t, trace, events, work, edges):
     queued = max(a, launch["stop"])
     if b is not None and (launch["stop"] <= a or (t >= queued and b - queued > LATE)):
         waits = communicates(ends, trace) and b - queued > LATE
-        return ("pipeline_bubble" if waits else "kernel_gaps"), name
+        return (late(trace) if waits else "kernel_gaps"), name
     cause, evidence = by_thread(t, thread, events, trace, name) if before else (None, None)
     if not before or cause == "launch_bound":
         drained = outer([e for e in thread if is_sync(e)], a)
@@ -67,6 +67,12 @@ def cause_at(t, trace, events, work, edges):
             return "synchronization", operator(drained, thread)
         return "launch_bound", name
     return cause, evidence
+
+
+def late(trace):
+    """Cause of late communication: the bubble of a pipeline where a group is one."""
+    groups = [e["args"].get("Process Group Description") for e in trace["events"]]
+    return "pipeline_bubble" if "mesh_pp" in groups else "late_communication"
 
 
 def communicates(event, trace):
@@ -114,7 +120,7 @@ def by_thread(t, thread, events, trace, launched):  # noqa: PLR0911 - a rule a l
     ):
         return "launch_bound", launched
     if found := outer([e for e in may_load if re.search(r"\bbarrier\b", e["name"])], t):
-        return "pipeline_bubble", found["name"]
+        return late(trace), found["name"]
     other = [e for e in thread if e["cat"] in RUNTIME and e not in calls and not is_sync(e)]
     marks = [e for e in ranges if e["cat"] == "user_annotation" and not is_mark(e, trace)]
     ops = [e for e in long if e["cat"] == "cpu_op"]

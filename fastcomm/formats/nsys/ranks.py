@@ -84,6 +84,8 @@ def read(path: Path, options: TraceOptions, member: Member) -> Trace:
     notes = nsys_report.kernel_warnings(export, events) if report.has_gpu else ()
     if unknown or notes:
         missing = ("device_kinds",) if unknown else ("kernels",)
+    elif nsys_report.graph_share(events) > SMALL:
+        missing = ("graphs",)
     meta = Meta(
         rank=member.rank,
         world_size=member.world_size,

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from fastcomm.errors import Lines, TraceFileError, inert, shell_quoted
+from fastcomm.formats.assembly import DEVICE_KINDS
 from fastcomm.formats.communication import Collectives
 from fastcomm.formats.nsys import schema
 from fastcomm.formats.nsys.events import GRAPH_NAME
@@ -27,7 +28,7 @@ from fastcomm.trace.events import Events
 from fastcomm.trace.trace import MISSING_DATA, SMALL, gpu_name, host_digest
 from fastcomm.units import percent
 from fastcomm_kernels import temporary
-from fastcomm_kernels.arrays import NULL
+from fastcomm_kernels.arrays import NULL, Ints
 
 _LOG = logging.getLogger("fastcomm")
 # With the payloads of NCCL; the second is for an nsys that does not know the first.
@@ -408,19 +409,34 @@ def without_payloads(report: Report, count: int) -> str:
     )
 
 
+def graph_share(events: Events) -> float:
+    """Return the share of launches of whole CUDA graphs in the time of device work, 0 to 1."""
+    start, stop = events.start, events.stop
+    graphs, device = _graphs(events), events.rows(*DEVICE_KINDS)
+    own, whole = (
+        float((stop[rows] - start[rows]).sum(dtype=np.float64)) for rows in (graphs, device)
+    )
+    return own / whole if whole else 0.0
+
+
+def _graphs(events: Events) -> Ints:
+    """Return the rows of CUDA graphs that were traced as a whole."""
+    return events.rows_named(lambda name: name == GRAPH_NAME, "kernel")
+
+
 def _graph_warnings(events: Events) -> Iterator[str]:
     """Yield a warning about CUDA graphs that were traced as a whole."""
-    rows = events.rows_named(lambda name: name == GRAPH_NAME, "kernel")
-    if not len(rows):
+    count, share = len(_graphs(events)), graph_share(events)
+    if not count:
         return
-    start, stop = events.start, events.stop
-    device = events.rows("kernel", "memcpy", "memset")
-    hidden = int((stop[rows] - start[rows]).sum())
-    whole = int((stop[device] - start[device]).sum())
-    share = percent(hidden / max(whole, 1), 0)
+    effect = (
+        "the device is busy then, which cannot be divided into compute, communication and "
+        "copies, and times are n/a"
+        if share > SMALL
+        else "they count as compute"
+    )
     yield (
-        f"{len(rows)} launches of CUDA graphs, {share} of the GPU's time, "
-        "are one row each: the kernels inside, communication included, are not recorded, "
-        "and the whole launch counts as compute. Collect with: nsys profile "
-        "--cuda-graph-trace=node ..."
+        f"{count} launches of CUDA graphs, {percent(share, 0)} of the GPU's time, are one row "
+        f"each, without the kernels inside, communication included: {effect}. Collect with: "
+        "nsys profile --cuda-graph-trace=node ..."
     )

@@ -407,3 +407,13 @@ def test_work_without_a_process_is_counted_and_all_of_it_is_an_error(export):
         with contextlib.suppress(sqlite3.OperationalError):
             change(export, f"UPDATE CUPTI_ACTIVITY_KIND_{table} SET globalPid = NULL")
     refused(export, "none of its [0-9]+ rows of device work names its process")
+
+
+def test_whole_graphs_are_busy_and_not_known_to_be_compute(tmp_path):
+    write_nsys(SMALL, tmp_path, variant=NsysVariant(graph="graph"), per_report=8)
+    (path,) = tmp_path.glob("*.sqlite")
+    change(path, f"DROP TABLE {KERNEL}")
+    found = measured(path)
+    assert found.breakdown.parts is None
+    assert "CUDA graphs without the kernels inside" in found.headline
+    assert any("cannot be divided into compute" in warning for warning in found.warnings)
