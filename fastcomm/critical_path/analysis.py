@@ -28,6 +28,7 @@ from fastcomm.formats.execution_traces import ChakraTrace
 from fastcomm.formats.runs import open_run
 from fastcomm.formats.sources import rank_from_name
 from fastcomm.options import Window
+from fastcomm.ranks.group_tags import agreed, tagged_ops, with_tags
 from fastcomm.trace.run import SkippedRank, Source, Spread, expected_ranks, warnings_of_ranks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NONE, Ints
@@ -208,7 +209,12 @@ class _RankWindow:
         """Return the path through all ranks, or the reason why not, and the skipped ranks."""
         ordered = sorted(parts)
         traces = {rank: parts[rank][0] for rank in ordered}
-        paths = {rank: parts[rank][1] for rank in ordered}
+        tags = agreed(pa.concat_tables([tagged_ops(trace) for trace in traces.values()]))
+        traces = {rank: with_tags(trace, tags) for rank, trace in traces.items()}
+        paths = {
+            rank: replace(parts[rank][1], events=TraceEvents(trace))
+            for rank, trace in traces.items()
+        }
         try:
             expected = expected_ranks(ordered, self.world_size, skipped)
             path = joined(traces, self.window, paths, expected)

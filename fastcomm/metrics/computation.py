@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Self
 
@@ -54,6 +54,7 @@ from fastcomm.metrics.partial import (
     Partial,
     RankNote,
     described,
+    divided_tags,
     iteration_clock,
     merge,
     missing_data,
@@ -68,6 +69,7 @@ from fastcomm.metrics.rank_pairs import rank_pairs
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
+from fastcomm.ranks.group_tags import GroupTags
 from fastcomm.trace.columns import table_of
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import (
@@ -533,23 +535,26 @@ def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:
 
 
 def _measured(run: OpenedRun, question: "_Question") -> Metrics:
-    """Measure a run, again by the host's marks if its ranks cannot all be on one clock."""
+    """Measure a run, and once more with what only all ranks together tell."""
     result = run.gather(_task(question))
     if isinstance(result, Metrics):
         return result
-    # A rank alone cannot know whether all others have launches: most often they do.
-    second = run.gather(_task(replace(question, by_host=result)))
+    # A rank alone cannot know whether all others have launches, and what they call a group:
+    # most often they do, and call it the same.
+    second = run.gather(_task(replace(question, of_all=result)))
     assert isinstance(second, Metrics)
     return second
 
 
-def _task(question: "_Question") -> Task[Partial, "Metrics | tuple[int, ...]"]:
+def _task(question: "_Question") -> "Task[Partial, Metrics | _OfAll]":
+    of_all = question.of_all or _OfAll()
     return Task(
         measure=partial(
             Partial.of,
             byte_kind=question.byte_kind,
             only=question.only,
-            by_host=bool(question.by_host),
+            by_host=bool(of_all.by_host),
+            group_tags=of_all.group_tags,
         ),
         merge=merge,
         finish=question.answer,
@@ -560,10 +565,18 @@ def _task(question: "_Question") -> Task[Partial, "Metrics | tuple[int, ...]"]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _OfAll:
+    """What only all ranks together tell, and each is measured by."""
+
+    by_host: tuple[int, ...] = ()  # ranks that force all iterations to be by the host's marks
+    group_tags: GroupTags = field(default_factory=dict)  # where ranks guessed differently
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
     """Options and facts of a run that metrics need besides the partial results of its ranks.
 
-    `by_host` are the ranks that force all iterations to be by marks on the host.
+    `of_all` is None before all ranks were measured.
     """
 
     byte_kind: ByteKind
@@ -575,17 +588,20 @@ class _Question:
     clock_alignment: ClockAlignment
     with_tables: bool
     node_facts: NodeFacts
-    by_host: tuple[int, ...] = ()
+    of_all: _OfAll | None = None
 
     def answer(
         self, whole: Partial, skipped: Sequence[SkippedRank], spread: Spread
-    ) -> Metrics | tuple[int, ...]:
+    ) -> Metrics | _OfAll:
         """Return the metrics from the merged partial result of all ranks.
 
-        If iterations of ranks are on different clocks, all are taken on the host clock.
+        If iterations of ranks are on different clocks, all are taken on the host clock; if
+        ranks have different parallelisms of one group, all are measured with one.
         """
-        if apart := without_device_clock(whole.notes):
-            return apart
+        if self.of_all is None:
+            apart, tags = without_device_clock(whole.notes), divided_tags(whole)
+            if apart or tags:
+                return _OfAll(by_host=apart, group_tags=tags)
         if self.only is not None:
             self._check_steps(whole)
         return compute(
@@ -621,10 +637,10 @@ class _Question:
         )
         world = agreed_size((note.rank, note.world_size) for note in notes)
         warnings = with_world(self.warnings, ranks, world)
-        if not self.by_host:
+        if self.of_all is None or not self.of_all.by_host:
             return warnings
         return (
             *warnings,
             "the iterations of all ranks are by the host's marks, because rank "
-            f"{ranges(self.by_host)} cannot be on the device's clock",
+            f"{ranges(self.of_all.by_host)} cannot be on the device's clock",
         )

@@ -19,13 +19,14 @@ from fastcomm.metrics import breakdown, gaps, network, rank_pairs, spill_files, 
 from fastcomm.metrics.options import ByteKind
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.view import Stack, View
+from fastcomm.ranks.group_tags import GroupTags, agreed, table_of_tags, with_tags
 from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.iterations import NO_MARKS, WHOLE
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import named_ranks, ranges, warnings_of_ranks, warnings_of_run
 from fastcomm.trace.schema import TAG_SOURCES
 from fastcomm.trace.trace import MISSING_DATA, Trace
-from fastcomm_kernels.arrays import NONE, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Partial:
     members: pa.Table  # a row per process group: its ranks
     spilled: tuple[EventBatch, ...] = ()  # events in spill files
     spilled_windows: tuple[Path, ...] = ()  # spill files of windows
-    tagged: pa.Table | None = None  # a row per rank, process group and tag of its events
+    tagged: pa.Table | None = None  # a row per rank, process group, operation and tag
     sums: pa.Table | None = None  # `traffic.sums_by_rank` of the spilled events
     idle: pa.Table | None = None  # `idle.totals.EVIDENCE`: a row per rank, cause and name
     sent: pa.Table | None = None  # `network.sent_by_rank`
@@ -91,6 +92,7 @@ class Partial:
         byte_kind: ByteKind = "payload",
         only: frozenset[int] | None = None,
         by_host: bool = False,
+        group_tags: GroupTags | None = None,
     ) -> "Partial":
         """Measure the traces of some ranks.
 
@@ -105,8 +107,11 @@ class Partial:
         by_host
             Whether to divide time by the host's marks even where iterations on the device's
             clock are known.
+        group_tags
+            Tags of process groups on which all ranks agreed; by default, those of each trace.
 
         """
+        traces = tuple(with_tags(trace, group_tags or {}) for trace in traces)
         missing = traces[0].meta.missing_data
         is_alike = all(trace.meta.missing_data == missing for trace in traces)
         on_clock = traces if by_host else tuple(trace.on_device_clock() for trace in traces)
@@ -227,11 +232,35 @@ def note_warnings(
     ]
 
 
-def tag_warnings(groups: pa.Table) -> list[str]:
-    """Return a warning if ranks guess different parallelisms of one process group.
+def divided_tags(partial: Partial) -> GroupTags:
+    """Return one tag for each group and operation on which ranks differ, if one is right."""
+    assert partial.tagged is not None  # of at least one rank
+    tagged, groups = partial.tagged, partial.groups
+    rank = tagged["rank"].to_numpy()
+    row = _first_of(groups["rank"].to_numpy(), rank) + filled(tagged["place"], 0)
+    label = np.append(filled(groups["group"]), NULL)
+    row = np.where(tagged["place"].is_valid().to_numpy(), row, len(label) - 1)
+    both = zip(_tag_columns(tagged), _tag_columns(groups), strict=True)
+    tag, source, events, ranks = (np.concatenate(pair) for pair in both)
+    group = np.concatenate([label[row], label[:-1]])
+    op = np.concatenate([tagged["op"].to_numpy(), np.full(groups.num_rows, NONE)])
+    return agreed(table_of_tags(ranks, group, op, tag, source, events))
 
-    `groups` is `Partial.groups`. A guess is by what a rank does, and members of one group may
-    do different things: one computes nothing, or has steps where another has none.
+
+def _tag_columns(table: pa.Table) -> tuple[Ints, ...]:
+    """Return the codes of tag and source, the number of events, and the rank of each row."""
+    codes = (
+        pc.index_in(table[name].combine_chunks(), value_set=names).to_numpy()
+        for name, names in (("tag", _TAGS), ("tag_source", _SOURCES))
+    )
+    return (*codes, table["events"].to_numpy(), table["rank"].to_numpy())
+
+
+def tag_warnings(groups: pa.Table) -> list[str]:
+    """Return a warning if ranks have different parallelisms of one process group.
+
+    `groups` is `Partial.groups`. Guesses agree; the user's rules, or the layout, may contradict
+    themselves, such as where two ranks have one group on different streams.
     """
     used = groups.filter(pc.greater(groups["events"], 0)).select(["rank", "group", "tag"])
     kinds = used.group_by(["group", "tag"]).aggregate([("rank", "min")])
@@ -249,8 +278,9 @@ def tag_warnings(groups: pa.Table) -> list[str]:
     count = divided.num_rows
     noun = "1 process group" if count == 1 else f"{count} process groups, as of one"
     return [
-        f"ranks differ in the guessed parallelism of {noun}: {', '.join(texts)}; its times and "
-        "volume are divided among these. Set it with --tp, --pp, --dp, --ep, --cp"
+        f"rules and sizes give ranks different parallelisms of {noun}: {', '.join(texts)}; its "
+        "times and volume are divided among these. [[tags]] in a --config can name the group "
+        "by its ranks"
     ]
 
 
@@ -361,7 +391,7 @@ def _group_rows(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
 
 
 def _tagged(stack: Stack) -> pa.Table:
-    """Return a row for each rank, process group and tag of its events.
+    """Return a row for each rank, process group, operation and tag of its events.
 
     Events of one group differ in their tag where it serves several parallelisms. `place` is the
     index of the group among the rank's rows in `_group_rows`; null for events of unknown
@@ -369,14 +399,16 @@ def _tagged(stack: Stack) -> pa.Table:
     """
     comm = stack.comm
     group = filled(comm["group"], NONE)
-    columns = (stack.rank_of_comm, group, comm["tag"].to_numpy(), comm["tag_source"].to_numpy())
+    names = ("op", "tag", "tag_source")
+    columns = (stack.rank_of_comm, group, *(comm[name].to_numpy() for name in names))
     first, kind = alike(*columns)
-    rank, group, tag, source = (column[first] for column in columns)
+    rank, group, op, tag, source = (column[first] for column in columns)
     place, has_group = group - _first_of(stack.rank_of_group, rank), group >= 0
     return pa.table(
         {
             "rank": rank,
             "place": pa.array(place, mask=~has_group),
+            "op": op.astype(np.int64),
             "tag": _TAGS.take(pa.array(tag)),
             "tag_source": _SOURCES.take(pa.array(source)),
             "events": np.bincount(kind, minlength=len(first)),

@@ -46,8 +46,8 @@ MISSING_DATA = {
     "device_kinds": "device work of an unknown kind: compute, communication, overlap and idle "
     "time",
     "devices": "device work of several devices: compute, communication, overlap and idle time",
-    "graphs": "CUDA graphs without the kernels inside: compute, communication, overlap and idle "
-    "time",
+    "graphs": "CUDA graphs without the kernels inside: compute, communication, overlap and "
+    "idle time",
     "kernels": "no kernels, although some were launched: compute, communication, overlap and "
     "idle time",
     "compute": "no compute kernels: compute, overlap, exposed communication and idle time",
