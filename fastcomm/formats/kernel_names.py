@@ -21,6 +21,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from fastcomm.trace.host_names import HOST_LIBRARIES
@@ -694,8 +695,19 @@ _NAMESAKES = [[name, *kernel] for name in _COLLECTIVES for kernel in ((), ("kern
 _FUSING = _set("fusion norm rmsnorm rms layernorm")
 
 
+# Generated names count up or have a hash; no library is told from another by long numbers.
+_LONG_NUMBER = re.compile(r"[0-9]{4,}")
+
+
 def recognize(name: str) -> Named | None:
     """Return what the name of a kernel tells of communication; None: it is compute."""
+    text = name[:LIMIT]
+    return _recognized(text if _MANGLED.match(text) else _LONG_NUMBER.sub("0000", text))
+
+
+@lru_cache(maxsize=1 << 12)
+def _recognized(name: str) -> Named | None:
+    """Return what a name tells whose numbers, but for lengths, are short."""
     if _INDUCTOR.match(name):
         return None
     if host := _HOST.match(name):
