@@ -289,7 +289,8 @@ def _iterations(
     """
     if not len(events.start):
         raise TraceFileError(
-            f"{meta.path}: no device work, launch or annotation in the whole trace"
+            f"{meta.path}: no device work, launch or annotation in the whole trace, as of a "
+            "process that is no rank (a coordinator, a data loader): give the traces of ranks"
         )
     try:
         marks = find_iterations(_marks(events, collectives), rule)

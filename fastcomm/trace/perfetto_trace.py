@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.trace.columns import alike
-from fastcomm.trace.timelines import LAST_ARRIVAL, DrawnWaits, Place, Slices
+from fastcomm.trace.timelines import LAST_ARRIVAL, PROGRAM, DrawnWaits, Place, Slices
 from fastcomm_kernels.arrays import NONE, Ints
 from fastcomm_kernels.perfetto_text import Contents, packets
 
@@ -24,7 +24,8 @@ FieldValue = int | str | bytes
 # Fields of a trace and of a packet.
 _PACKET = 1
 _SNAPSHOT, _TIME, _SEQUENCE, _TEXTS, _FLAGS = 6, 8, 10, 12, 13
-_CLOCK, _DEFAULTS, _TRACK = 58, 59, 60
+_CONFIG, _CLOCK, _DEFAULTS, _TRACK = 33, 58, 59, 60
+_SESSION_NAME = 22  # in the configuration of a trace
 _RESET, _USES_TEXTS = 1, 2  # flags
 _BOOT, _EPOCH, _INCREMENTAL = 6, 1, 64  # clocks
 _EXPLICIT = 3  # order of the tracks of a process
@@ -150,10 +151,11 @@ class PerfettoTimeline:
 
     @property
     def begin(self) -> bytes:
-        """What a file begins with: the clock."""
+        """What a file begins with: the program, and the clock."""
+        program = _packet((_CONFIG, message((_SESSION_NAME, PROGRAM))))
         clocks = (message((1, clock), (2, self._zero)) for clock in (_BOOT, _EPOCH))
         snapshot = message(*((1, clock) for clock in clocks))
-        return _packet((_TIME, self._zero), (_SEQUENCE, 1), (_SNAPSHOT, snapshot))
+        return program + _packet((_TIME, self._zero), (_SEQUENCE, 1), (_SNAPSHOT, snapshot))
 
     def rank(
         self, rank: int, name: str, threads: Mapping[int, str], slices: Slices

@@ -71,6 +71,14 @@ class DrawnWaits:
         return np.arange(len(self.length)) + (share << _ID_BITS)
 
 
+# Stands in each timeline: it has not all that the traces have, and is none of them.
+PROGRAM = "fastcomm timeline"
+DRAWN = (
+    "a timeline that fastcomm wrote to be looked at; it is not read, as it lacks what the "
+    "traces have: give the traces that it was made of"
+)
+
+
 class TimelineFormat(Protocol):
     """A format that timelines are written in."""
 
@@ -269,7 +277,8 @@ class ChromeTimeline:
     @property
     def begin(self) -> bytes:
         """What a file begins with."""
-        return b'{"displayTimeUnit":"ns","traceEvents":[\n'
+        head = f'{{"displayTimeUnit":"ns","otherData":{{"program":"{PROGRAM}"}},"traceEvents":['
+        return f"{head}\n".encode()
 
     def rank(
         self, rank: int, name: str, threads: Mapping[int, str], slices: Slices

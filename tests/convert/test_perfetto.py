@@ -28,7 +28,7 @@ from fastcomm.trace import timelines
 from fastcomm.trace.perfetto_trace import PerfettoTimeline
 from fastcomm.trace.run import RunTraces, Source
 from fastcomm.trace.schema import ENDS_TOGETHER
-from fastcomm.trace.timelines import DrawnWaits, Piece, Place, Slices, join
+from fastcomm.trace.timelines import PROGRAM, DrawnWaits, Piece, Place, Slices, join
 
 JOB = Job.of(8, steps=3, layers=2, micro_batches=2)
 AHEAD = {3: 7_000_000, 5: -250_000}
@@ -233,7 +233,9 @@ def start_of(events, arrow):
 def test_packets_have_real_time_and_processes_in_order(packets_file):
     _, path = packets_file
     data = gzip.decompress(path.read_bytes())
-    first = Trace.FromString(data).packet[0].clock_snapshot.clocks
+    program, snapshot = Trace.FromString(data).packet[:2]
+    assert program.trace_config.unique_session_name == PROGRAM
+    first = snapshot.clock_snapshot.clocks
     zero = min(
         made_trace(JOB, rank, AHEAD.get(rank, 0)).iterations["start"][0].as_py() - ahead
         for rank, ahead in {0: 0, **AHEAD}.items()

@@ -219,3 +219,21 @@ def test_a_packed_table_of_operations_is_an_error_that_explains_unpacking(
     error = invoke("stragglers", path, code=1).stderr
     assert error == invoke("metrics", path, code=1).stderr
     assert words in error
+
+
+@pytest.mark.parametrize("name", ["run.pftrace", "run.pftrace.gz", "run.json", "run.json.gz"])
+def test_a_timeline_of_fastcomm_is_named_and_not_read(folder, name, tmp_path):
+    target = tmp_path / name
+    invoke("convert", folder, target, "--to", "perfetto")
+    for command in ("metrics", "kernels", "info"):
+        text = invoke(command, target, code=1).stderr
+        assert f"{name}: a timeline that fastcomm wrote to be looked at" in text
+        assert "give the traces that it was made of" in text
+
+
+def test_a_process_of_operators_alone_is_no_rank(tmp_path):
+    path = k.write(
+        tmp_path / "rank0.json", [k.event("aten::add", "cpu_op", 10, 5, pid=5, tid=1)]
+    )
+    with pytest.raises(TraceFileError, match="a process that is no rank"):
+        compute_metrics(open_run(path))

@@ -13,6 +13,7 @@ import orjson
 
 from fastcomm.errors import TraceFileError
 from fastcomm.formats.stream import BLANKS, BOM, NOTHING, CutShortError, blocks
+from fastcomm.trace.timelines import DRAWN, PROGRAM
 
 _RECORD = "record with torch.profiler"
 _OVERLAP = 64  # bytes: no sign is longer
@@ -22,6 +23,7 @@ _TORCH_NPU = (
 )
 # Signs of Chrome traces that are not read, and what the file is.
 _CHROME = (
+    (re.compile(f'"program":"{PROGRAM}"'.encode()), DRAWN),
     (re.compile(rb'"(?:Ascend Hardware|Overlap Analysis)"'), _TORCH_NPU),
     (
         re.compile(rb'"(?:CPU|CUDA) functions"|"cpu_to_cuda"'),

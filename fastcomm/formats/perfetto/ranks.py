@@ -6,6 +6,7 @@ read: the beginning of a file of PyTorch tells the number of ranks.
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -26,6 +27,7 @@ from fastcomm.formats.sources import (
     rank_from_name,
 )
 from fastcomm.formats.stream import CutShortError, blocks
+from fastcomm.trace.timelines import DRAWN, PROGRAM
 
 if TYPE_CHECKING:
     from fastcomm.trace.run import SkippedRank
@@ -112,6 +114,7 @@ def find(paths: Sequence[Path], config: Config) -> RankSources:
     by_process = _by_process(paths)
     for path in paths:
         try:
+            _refuse_drawn(path)
             rank = by_process.get(path, _rank(path))
             if rank is None and len(paths) > 1:
                 raise TraceFileError(peek(path).error or _no_rank(path))
@@ -137,6 +140,13 @@ def find(paths: Sequence[Path], config: Config) -> RankSources:
         skipped=tuple(skipped),
         warnings=(numbered,) if len(by_process) > 1 else (),
     )
+
+
+def _refuse_drawn(path: Path) -> None:
+    """Raise TraceFileError for a timeline that fastcomm wrote."""
+    with suppress(CutShortError):
+        if PROGRAM.encode() in b"".join(islice(blocks(path, _HEAD), 1)):
+            raise TraceFileError(f"{path}: {DRAWN}")
 
 
 def _by_process(paths: Sequence[Path]) -> dict[Path, int]:
