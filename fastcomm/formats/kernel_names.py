@@ -349,8 +349,13 @@ LIBRARIES = (
         operations=COMMUNICATION,
         default="OTHER",
     ),
-    # One kernel of RCCL does every operation.
-    Library(name="RCCL", prefixes=("rcclGenericKernel", "mscclKernel"), default="OTHER"),
+    # One kernel of RCCL does every operation; others name theirs.
+    Library(
+        name="RCCL",
+        prefixes=("rcclGenericKernel", "mscclKernel", "rccl_"),
+        operations=COMMUNICATION,
+        default="OTHER",
+    ),
     Library(
         name="oneCCL",
         prefixes=(
@@ -456,7 +461,7 @@ LIBRARIES = (
     Library(
         name="NCCL EP",
         scopes=("nccl_ep",),
-        prefixes=("nccl_ep_jit_",),
+        prefixes=("nccl_ep_", "ncclep_", "ncclEp"),
         exceptions=_phrases({"ll clean": "Barrier"}),  # it cleans between two
         local=LOCAL,
         operations=EXPERTS,
@@ -485,19 +490,13 @@ LIBRARIES = (
     ),
     Library(
         name="pplx",
-        prefixes=("dispatchKernel", "combineKernel"),
-        operations=_phrases({"kernel": _sends_or_receives}),
-        tag="EP",
-    ),
-    Library(
-        name="pplx",
         prefixes=("a2a_dispatch", "a2a_combine"),
         default="AllToAll",
         tag="EP",
     ),
     Library(
         name="TensorRT-LLM",
-        phrases=("moe alltoall",),
+        phrases=("moe alltoall", "moe comm"),
         local=LOCAL,
         default="AllToAll",
         tag="EP",
@@ -540,7 +539,7 @@ LIBRARIES = (
         phrases=(
             *("cross device reduce", "allreduce prototype", "allreduce fusion kernel"),
             *("oneshot allreduce", "twoshot allreduce", "hybrid cube mesh allreduce", "rsag"),
-            "minimax reduce rms",
+            *("minimax reduce rms", "custom allreduce"),
         ),
         local=LOCAL,
         default="AllReduce",
@@ -618,13 +617,21 @@ LIBRARIES = (
         scopes=("tensorrt_llm",),
         exceptions=_phrases({"kimi k3 moe tail": "AllReduce", "gpu barrier": "Barrier"}),
         local=LOCAL,
-        operations=COLLECTIVES,
+        operations=COLLECTIVES
+        + _phrases(dict.fromkeys(("oneshot", "twoshot"), _named_by_scope)),
     ),
     Library(
         name="XLA",
         scopes=("stream_executor", "xla"),
         local=LOCAL,
         operations=WITH_BARRIERS,
+    ),
+    # Behind those whose namespaces have such functions, too
+    Library(
+        name="pplx",
+        prefixes=("dispatchKernel", "combineKernel"),
+        operations=_phrases({"kernel": _sends_or_receives}),
+        tag="EP",
     ),
     # Others, by words that only they have
     Library(
@@ -679,6 +686,8 @@ _REMOTE = _set(
     "intranode internode nvlink nvl p2p ipc nvls multimem sdma rdma lsa ibgda gin symm shmem",
     "rank ranks localrank peer peers world xgmi pcie iris nccl dda mnnvl gpus",
 )
+# Words of what joins devices: what is sent or dispatched there is communication.
+_FABRIC = _set("intranode internode nvlink rdma ibgda p2p xgmi mnnvl nvshmem")
 # Words of functions that speak of other devices beside the name of a collective only.
 _ALGORITHM = _REMOTE | _set(
     "oneshot twoshot ring tree lamport node fullmesh mesh push pull ll ll128 ib pairs packet",
@@ -807,7 +816,7 @@ def _elsewhere(symbol: Symbol, text: str) -> str:
     op: Operation | None = None
     if function.isdisjoint(LOCAL):
         scopes = frozenset(_spaced("_".join(symbol.scopes)).split())
-        if not scopes.isdisjoint(_COMMUNICATING):
+        if not (scopes.isdisjoint(_COMMUNICATING) and function.isdisjoint(_FABRIC)):
             op = _operation(text, EXPERTS)
         elif not function.isdisjoint(_REMOTE):
             op = _operation(text, WITH_BARRIERS)
@@ -822,6 +831,9 @@ def _is_collective(symbol: Symbol, text: str, function: frozenset[str]) -> bool:
     Kernels of Triton have neither parameters nor template arguments in their names; what else
     they are called must be nothing that one device does.
     """
-    if text.split()[:2] in _NAMESAKES or len(function & _COLLECTIVES.keys()) > 1:
+    words = text.split()
+    if words[:2] in _NAMESAKES or len(function & _COLLECTIVES.keys()) > 1:
+        return True
+    if _COLLECTIVES.keys() & words[:1] and not function.isdisjoint(_FUSING):
         return True
     return symbol.is_bare() and function.isdisjoint(_INSIDE)

@@ -272,3 +272,42 @@ def test_long_numbers_of_generated_names_tell_nothing():
     assert recognize("gemm_123456") is None
     # The number of a mangled name is the length of what follows.
     assert recognize(f"_ZN7deep_ep9intranode1200{'x' * 1200}8dispatchEv") is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        (
+            "void flashinfer::trtllm_alltoall::moeCommKernel(FusedMoeCommKernelParam)",
+            "AllToAll",
+        ),
+        ("void flashinfer::comm::moe_alltoall::dispatchKernel<8>(X)", "AllToAll"),
+        ("_dispatch_kernel_intranode_ep", "AllToAll"),
+        ("ncclep_ht_dispatch_kernel", "AllToAll"),
+        ("_ring_attention_p2p_send_recv_kernel", "SendRecv"),
+        ("rccl_main_kernel_AllReduce_Sum_bf16", "AllReduce"),
+        (
+            "void tensorrt_llm::lowprecision_allreduce::lowPrecisionTwoShotKernel<8>(X)",
+            "AllReduce",
+        ),
+        ("void allspark::AllReduceRMSNormKernel<4>(X)", "AllReduce"),
+        ("void fastertransformer::customAllReduceKernel<float, 8>(X)", "AllReduce"),
+    ],
+)
+def test_kernels_of_neighbors_are_recognized_by_their_words(name, op):
+    assert recognize(name).op == op
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void deep_ep::internode::get_dispatch_layout<2>(long)",
+        "_combine_kernel",
+        "ucc_reduce_multi_kernel_float_sum",
+        "void vllm::all_gather_cp_local_kv<float>(X)",
+        "kernel_cutlass_dense_gemm_tensorptr_0",
+        "cudnn_generated_oss_sdpa_sm100_flash_bprop_reduce_kernel",
+    ],
+)
+def test_kernels_of_one_device_are_compute(name):
+    assert recognize(name) is None
