@@ -7,7 +7,7 @@ its collective or message, and an arrow comes from the member that arrived last.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from fastcomm.metrics import partial as metrics_partial
 from fastcomm.metrics.across import expected_members
 from fastcomm.metrics.computation import material_of
 from fastcomm.metrics.matching import MESSAGE_COLUMNS, AlignedEvents, Share
-from fastcomm.metrics.partial import Partial, without_device_clock
+from fastcomm.metrics.partial import Partial, divided_tags, without_device_clock
 from fastcomm.process import temporary_folder
 from fastcomm.ranks.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.ranks.clocks import offset_by_row
+from fastcomm.ranks.group_tags import GroupTags, with_tags
 from fastcomm.timeline.events import KINDS, Arrays, take, work
 from fastcomm.timeline.timeline import time_zero
 from fastcomm.trace.columns import alike, filled
@@ -98,6 +99,7 @@ class _Plan:
     warnings: tuple[str, ...]
     arrows: int = 0
     pieces: tuple[Piece, ...] = ()  # waits and arrows
+    group_tags: GroupTags = field(default_factory=dict)  # where ranks alone would differ
 
     @property
     def origin(self) -> int:
@@ -241,7 +243,7 @@ def _planned(
         is_host_run=material.is_host_run,
         job=expected_members(material),
     )
-    plan = _clocks(whole, aligned, skipped)
+    plan = replace(_clocks(whole, aligned, skipped), group_tags=divided_tags(whole))
     draw = partial(_draw, aligned=aligned, plan=plan, output=output)
     drawn = spread(draw, list(enumerate(aligned.shares())))
     return replace(
@@ -328,6 +330,7 @@ def _waits(matched: MatchedEvents, is_far: Flags) -> tuple[Ints, Ints, Ints]:
 
 def _write(trace: Trace, *, plan: _Plan, output: _TimelineFile) -> _Written:
     """Write the work of a rank in the chosen steps."""
+    trace = with_tags(trace, plan.group_tags)
     rank = trace.meta.rank
     place = int(plan.place(np.array([rank]))[0])
     begin, stop, zero = (int(times[place]) for times in (plan.begin, plan.stop, plan.zero))

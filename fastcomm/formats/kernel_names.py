@@ -831,9 +831,9 @@ def _is_collective(symbol: Symbol, text: str, function: frozenset[str]) -> bool:
     Kernels of Triton have neither parameters nor template arguments in their names; what else
     they are called must be nothing that one device does.
     """
-    words = text.split()
-    if words[:2] in _NAMESAKES or len(function & _COLLECTIVES.keys()) > 1:
+    parts = text.split()
+    if parts[:2] in _NAMESAKES or len(function & _COLLECTIVES.keys()) > 1:
         return True
-    if _COLLECTIVES.keys() & words[:1] and not function.isdisjoint(_FUSING):
+    if _COLLECTIVES.keys() & parts[:1] and not function.isdisjoint(_FUSING):
         return True
     return symbol.is_bare() and function.isdisjoint(_INSIDE)

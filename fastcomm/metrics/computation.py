@@ -96,6 +96,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     spread: Spread = one_by_one,
     with_tables: bool = True,
     node_facts: NodeFacts | None = None,
+    group_tags: GroupTags | None = None,
 ) -> Metrics:
     """Compute the metrics from the merged partial of all ranks.
 
@@ -121,6 +122,8 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         Whether the tables include those with a row per event or window.
     node_facts
         What is stated about nodes and their bandwidths.
+    group_tags
+        Tags by which the ranks were measured, instead of those of each alone.
 
     """
     partial = with_steps(partial)
@@ -163,6 +166,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         rank_pairs=pairs,
         host_communication=traffic.host_communication(partial.iterations),
         is_host_run=material.is_host_run,
+        group_tags=group_tags or {},
         warnings=(
             *warnings,
             *gaps.fewer_steps(times, covered.ranks, covered.steps),
@@ -615,6 +619,7 @@ class _Question:
             spread=spread,
             with_tables=self.with_tables,
             node_facts=self.node_facts,
+            group_tags=self.of_all.group_tags if self.of_all else None,
         )
 
     def _check_steps(self, whole: Partial) -> None:

@@ -29,6 +29,7 @@ from fastcomm.metrics.options import ByteKind
 from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.rank_pairs import RankPairs, matrix
 from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume, divided
+from fastcomm.ranks.group_tags import GroupTags
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank, expected_ranks
 from fastcomm.units import format_ns
@@ -86,6 +87,7 @@ class Metrics(Result):
     idle: dict[str, float | None] = field(default_factory=dict)  # by cause: shares of the step
     idle_names: tuple[IdleName, ...] = ()  # the largest names behind it
     host_communication: HostCommunication | None = None  # beside a device's; null without any
+    group_tags: GroupTags = field(default_factory=dict)  # where ranks alone would differ
     is_host_run: bool = False  # whether the host computes and communicates, without a device
     findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()

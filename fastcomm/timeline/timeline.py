@@ -21,6 +21,7 @@ from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings.finding import Finding, ShownEvents
 from fastcomm.metrics.result import Metrics
 from fastcomm.ranks.clocks import offset_by_row
+from fastcomm.ranks.group_tags import GroupTags, with_tags
 from fastcomm.timeline.events import (
     EVENTS,
     FIRST_TAG,
@@ -126,6 +127,7 @@ class StepPlan:
     zero: Ints  # what is time 0 of the step on the rank's clock
     length: Ints  # by step
     unaligned: frozenset[int]
+    group_tags: GroupTags
 
     @classmethod
     def of(
@@ -164,6 +166,7 @@ class StepPlan:
             zero=zero,
             length=np.where(begin != NULL, stop - zero, 0).max(axis=1),
             unaligned=frozenset(ranks[is_far.any(axis=0)].tolist()),
+            group_tags=metrics.group_tags,
         )
 
     @property
@@ -179,6 +182,7 @@ class StepPlan:
 
     def measure(self, trace: Trace) -> RankParts:
         """Return the part of one rank."""
+        trace = with_tags(trace, self.group_tags)
         rank, steps = trace.meta.rank, range(len(self.numbers))
         place, columns = self.ranks.index(rank), work(trace)
         inside = [self._inside(columns, k, place) for k in steps]

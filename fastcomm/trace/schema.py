@@ -178,7 +178,12 @@ NARROW = {
     "comm": pa.schema([field for field in COMM if field.name not in _NOT_MEASURED]),
 }
 _NAMED = (*_MEASURED, "name", "lane")
-_WHICH = pa.schema([COMM.field(name) for name in ("op", "start", "stop", "tag", "event")])
+_WHICH = pa.schema(
+    [
+        COMM.field(name)
+        for name in ("op", "start", "stop", "group", "tag", "tag_source", "event")
+    ]
+)
 _LINKS = ("sequence", "forward_thread", *OPERANDS)
 # Sets of columns that can be read without the others.
 ColumnSet = Literal["all", "metrics", "kernels", "launches"]

@@ -1,9 +1,16 @@
 """Test the parallelism of process groups whose ranks do different things: it is one."""
 
+import json
+
 import pytest
 from builders import kineto_text as k
+from builders.opened import open_run
 
 import fastcomm
+from fastcomm.convert.perfetto import convert
+from fastcomm.metrics.computation import compute_metrics
+from fastcomm.timeline.events import KINDS
+from fastcomm.timeline.timeline import find_timeline
 
 ALL = {
     "Process_Group_Ranks": "[0, 1]",
@@ -92,3 +99,16 @@ def test_rules_that_contradict_each_other_are_named(tmp_path):
     (text,) = divided(metrics.warnings)
     assert "1 process group: CP on rank 1, TP on rank 0;" in text
     assert set(metrics.volume) == {"TP", "CP"}
+
+
+def test_timelines_draw_the_parallelism_of_the_group(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    opened = open_run(run(folder, (0,)))
+    timeline = find_timeline(opened, compute_metrics(opened))
+    kinds = {KINDS[kind] for step in timeline.steps for kind in step.events["kind"].tolist()}
+    assert kinds == {"compute", "DP"}
+    convert(opened, tmp_path / "run.json")
+    drawn = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    categories = {event["cat"] for event in drawn if event["ph"] == "X"}
+    assert categories == {"compute", "DP", "step"}
