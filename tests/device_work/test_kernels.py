@@ -255,7 +255,7 @@ def columns_read(monkeypatch, folder, by):
 @pytest.mark.parametrize("by", EXPECTED)
 def test_a_store_is_read_in_part(run, monkeypatch, by):
     columns, groups = columns_read(monkeypatch, run / "store", by)
-    needed = {"start", "stop", "kind", "name", "lane", "op", "tag"}
+    needed = {"start", "stop", "kind", "name", "lane", "op", "group_id", "tag", "tag_source"}
     if by in DEVICE_KEYS:
         assert (columns, groups) == (needed, 1)
     else:
