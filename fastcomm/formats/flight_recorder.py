@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.formats.stream import CutShortError, blocks
+from fastcomm.formats.stream import NOTHING, CutShortError, blocks
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm_kernels import pickles
 from fastcomm_kernels.arrays import NONE, NULL, Ints
@@ -40,6 +40,7 @@ _BOUNDS = np.cumsum([0, *map(len, _FIELDS)])
 _LISTS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
 _MOST_BYTES = 1 << 31
 _MOST_FRAMES = 40
+_HEAD = 1024  # bytes that tell what a file is
 _TRACE = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties)"')
 _LATEST = 1 << 62  # ns
 _GZIP_TIME = slice(4, 8)
@@ -140,7 +141,13 @@ class Dump:
     groups: tuple[DumpedGroup, ...]  # of the calls
     config: tuple[DumpedGroup, ...]  # that the process knows
     status: Mapping[int, Mapping[str, int]]  # of groups by their number in the process
+    has_stacks: bool = False  # so that it may have been written seconds after its state
     problems: tuple[str, ...] = ()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the file is truncated: the last calls are not in it."""
+        return bool(self.problems)
 
 
 def arguments(path: Path, row: int) -> tuple[Any, ...]:
@@ -158,13 +165,21 @@ def rank_of(path: Path) -> int | None:
 
     Numbers that no job has are dates or times.
     """
-    name = path.name
-    while shorter := _SUFFIX.sub("", name):
-        if shorter == name:
-            break
-        name = shorter
-    number = _RANK.search(name)
+    number = _RANK.search(_stem(path))
     return int(number[1]) if number and int(number[1]) < MOST_RANKS else None
+
+
+def prefix_of(path: Path) -> str:
+    """Return what the name of a dump has before its rank: equal for the dumps of a job."""
+    return _RANK.sub("", _stem(path))
+
+
+def _stem(path: Path) -> str:
+    """Return the name of a file without the endings that dumps may have."""
+    name = path.name
+    while (shorter := _SUFFIX.sub("", name)) and shorter != name:
+        name = shorter
+    return name
 
 
 def read(path: Path) -> Dump:
@@ -175,7 +190,8 @@ def read(path: Path) -> Dump:
     NoDumpError
         If the file is no dump.
     TraceFileError
-        If it is one, and damaged at its begin, or has what no dump has.
+        If the file cannot be read, is empty or binary, is truncated before its first call, or
+        is a pickle with opcodes that no dump has.
 
     """
     rank = rank_of(path)
@@ -186,6 +202,11 @@ def read(path: Path) -> Dump:
         return _of_pickle(path, rank, text, written, is_cut)
     if text[:1] in (b"{", b"["):
         return _of_json(path, rank, text, written)
+    if not text.strip(NOTHING):
+        why = "truncated before its first byte" if is_cut else "an empty file"
+        raise TraceFileError(f"{path}: {why}, no dump of rank {rank}")
+    if b"\0" in text[:_HEAD]:
+        raise TraceFileError(f"{path}: neither a pickle nor JSON; it may be overwritten")
     raise NoDumpError(f"{path}: neither a pickle nor JSON")
 
 
@@ -194,15 +215,18 @@ def _content(path: Path) -> tuple[bytes, int, bool]:
 
     The time is that of gzip's header, else that of the file: of a copy, a later one.
     """
-    with path.open("rb") as file:
-        head = file.read(8)
-        changed = int(os.fstat(file.fileno()).st_mtime)
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            changed = int(os.fstat(file.fileno()).st_mtime)
+    except OSError as error:
+        raise TraceFileError(f"{path}: {error.strerror or error}") from error
     seconds = int.from_bytes(head[_GZIP_TIME], "little") if head[:2] == b"\x1f\x8b" else 0
     parts: list[bytes] = []
     size, is_cut = 0, False
     try:
         for block in blocks(path):
-            if not parts and _TRACE.search(block[:1024]):
+            if not parts and _TRACE.search(block[:_HEAD]):
                 raise NoDumpError(f"{path}: a trace of a profiler")
             parts.append(bytes(block))
             size += len(block)
@@ -288,6 +312,8 @@ class _Tree:
 def _of_pickle(path: Path, rank: int, text: bytes, written: int, is_cut: bool) -> Dump:
     tree = _Tree(path, text)
     top, rows = _top_and_rows(path, tree)
+    if (tree.problem or is_cut) and not len(rows):
+        raise TraceFileError(tree.problem or f"{path}: truncated before its first call")
     calls, groups = _calls_of_pickle(tree, rows)
     return Dump(
         rank=rank,
@@ -298,8 +324,15 @@ def _of_pickle(path: Path, rank: int, text: bytes, written: int, is_cut: bool) -
         groups=groups,
         config=_config(tree.plain(top["pg_config"])) if "pg_config" in top else (),
         status=_status(tree.plain(top["pg_status"])) if "pg_status" in top else {},
+        has_stacks=_has_stacks(tree, rows),
         problems=tuple(filter(None, (tree.problem, f"{path}: truncated" if is_cut else ""))),
     )
+
+
+def _has_stacks(tree: _Tree, rows: Ints) -> bool:
+    """Return whether the last call has frames, which PyTorch names before it writes a dump."""
+    at = int(rows[-1, _PLACE["frames"]]) if len(rows) else NULL
+    return at != NULL and int(tree.value[at, 0]) != NONE
 
 
 def _top_and_rows(path: Path, tree: _Tree) -> tuple[dict[Any, int], Ints]:
@@ -307,6 +340,8 @@ def _top_and_rows(path: Path, tree: _Tree) -> tuple[dict[Any, int], Ints]:
 
     Raises NoDumpError for a pickle that is no dump.
     """
+    if tree.root == NONE and tree.problem:
+        raise TraceFileError(tree.problem)
     if tree.root == NONE or tree.node[tree.root] not in (pickles.DICT, pickles.LIST):
         raise NoDumpError(f"{path}: no dictionary and no list of calls")
     items = tree.items(tree.root)
@@ -531,7 +566,8 @@ def _of_json(path: Path, rank: int, text: bytes, written: int) -> Dump:
     try:
         top = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise NoDumpError(f"{path}: damaged JSON: {error}") from error
+        kind = NoDumpError if _is_json_line(text) else TraceFileError
+        raise kind(f"{path}: truncated or damaged JSON: {error}") from error
     entries = top if isinstance(top, list) else top.get("entries", [])
     is_dump = isinstance(top, dict) and ("pg_config" in top or "entries" in top)
     is_dump |= isinstance(top, list) and all(isinstance(one, dict) for one in top)
@@ -552,6 +588,15 @@ def _of_json(path: Path, rank: int, text: bytes, written: int) -> Dump:
         config=_config(top.get("pg_config")),
         status=_status(top.get("pg_status")),
     )
+
+
+def _is_json_line(text: bytes) -> bool:
+    """Return whether the first line is a document by itself: that of a log, and no dump."""
+    try:
+        orjson.loads(text.partition(b"\n")[0])
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _calls_of_json(entries: Sequence[dict[str, Any]]) -> tuple[Calls, tuple[DumpedGroup, ...]]:

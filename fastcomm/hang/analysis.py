@@ -1,10 +1,10 @@
 """Why a job hangs: read all dumps and what lies beside them, and judge."""
 
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
@@ -13,7 +13,15 @@ from fastcomm.executors.processes import Processes
 from fastcomm.files import note_inputs
 from fastcomm.files import place as place_of
 from fastcomm.formats.detection import no_such_path
-from fastcomm.formats.flight_recorder import DumpedGroup, NoDumpError, arguments, frames, read
+from fastcomm.formats.flight_recorder import (
+    DumpedGroup,
+    NoDumpError,
+    arguments,
+    frames,
+    prefix_of,
+    rank_of,
+    read,
+)
 from fastcomm.hang.calls import DumpedJob, RankCalls, job_of, of_dump
 from fastcomm.hang.evidence import gather, sentences
 from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
@@ -29,6 +37,8 @@ _BATCH = 64  # files that a worker reads at once
 _FEW = 256  # files: fewer are read by one process more quickly
 _MOST_LINES = 12
 _MOST_BESIDE = 20_000  # files that are no dumps
+_LIKE_A_DUMP = re.compile("rank|dump")  # in names that PyTorch and its users give to dumps
+_TWO = 2  # moments of dumps
 
 
 @dataclass(kw_only=True)
@@ -38,7 +48,7 @@ class _Files:
     dumps: dict[int, list[RankCalls]] = field(default_factory=dict)
     others: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)  # errors of dumps that are left out
+    unread: dict[Path, str] = field(default_factory=dict)  # errors of what may be dumps
 
     def add(self, more: "_Files") -> None:
         """Add files that another worker has read."""
@@ -46,7 +56,28 @@ class _Files:
             self.dumps.setdefault(rank, []).extend(dumps)
         self.others += more.others
         self.problems += more.problems
-        self.failed += more.failed
+        self.unread |= more.unread
+
+    def settle(self, *, keep_going: bool) -> dict[Path, str]:
+        """Return the errors of dumps that cannot be read; other such files are no dumps.
+
+        A dump has a name like other dumps. Raises the first error unless `keep_going`.
+        """
+        names = {prefix_of(dump.path) for own in self.dumps.values() for dump in own}
+        failed = {}
+        for path, error in sorted(self.unread.items()):
+            if prefix_of(path) in names or _LIKE_A_DUMP.search(prefix_of(path)):
+                if not keep_going:
+                    raise TraceFileError(error)
+                failed[path] = error
+            else:
+                self.others.append(path)
+        if len(self.others) > _MOST_BESIDE:
+            self.problems.append(
+                f"{len(self.others) - _MOST_BESIDE} of {len(self.others)} files beside the "
+                f"dumps are not read: {_MOST_BESIDE} are the most"
+            )
+        return failed
 
 
 def diagnose_hang(
@@ -74,24 +105,33 @@ def diagnose_hang(
 
     """
     places = [paths] if isinstance(paths, str | Path) else paths
-    files = _read_all(places, keep_going=keep_going)
+    files = _read_all(places)
+    failed = files.settle(keep_going=keep_going)
     if not files.dumps:
         names = ", ".join(map(str, places))
+        why = "".join(f"; {error}" for error in [*files.unread.values()][:1])
         raise TraceFileError(
-            f"{names}: no dump of a flight recorder; it is a pickle or JSON file a rank, with "
-            "the rank at the end of its name, as TORCH_FR_DUMP_TEMP_FILE says"
+            f"{names}: no dump of a flight recorder{why}; it is a pickle or JSON file a rank, "
+            "with the rank at the end of its name, as TORCH_FR_DUMP_TEMP_FILE says"
         )
     evidence = gather(files.others[:_MOST_BESIDE], files.dumps)
     newest = {rank: _in_order(dumps)[-1] for rank, dumps in files.dumps.items()}
-    job = job_of(newest.values(), 1 + max(evidence.ranks, default=-1))
+    unread = {rank for path in failed if (rank := rank_of(path)) is not None}
+    job = job_of(newest.values(), 1 + max(evidence.ranks, default=-1), unread)
     titles = {key: _titled(key, job).title for key in job.members}
-    judge = Judge(job=job, evidence=evidence.of_job(job, titles))
+    every = [dump for own in files.dumps.values() for dump in own]
+    judge = Judge(
+        job=job,
+        evidence=evidence.of_job(job, titles),
+        first_written=min(dump.written for dump in every),
+        is_prompt=not all(dump.has_stacks for dump in every),
+    )
     progress = _progress(files.dumps)
     verdict = Verdict(kind="none", evidence=(progress,)) if progress else judge.verdict()
-    return _result(judge, verdict, files)
+    return _result(judge, verdict, files, failed)
 
 
-def _read_all(paths: Iterable[str | Path], *, keep_going: bool) -> _Files:
+def _read_all(paths: Iterable[str | Path]) -> _Files:
     """Read all files, many of them in several processes."""
     names = [*_files_of(paths)]
     note_inputs(names)
@@ -100,12 +140,12 @@ def _read_all(paths: Iterable[str | Path], *, keep_going: bool) -> _Files:
     batches = [names[at : at + _BATCH] for at in range(0, len(names), _BATCH)]
     files = _Files()
     with Processes(workers, PRELOAD) as processes:
-        for part in processes.spread(partial(_read_some, keep_going=keep_going), batches):
+        for part in processes.spread(_read_some, batches):
             files.add(part)
     return files
 
 
-def _read_some(paths: Sequence[Path], *, keep_going: bool) -> _Files:
+def _read_some(paths: Sequence[Path]) -> _Files:
     files = _Files()
     for path in paths:
         try:
@@ -113,9 +153,7 @@ def _read_some(paths: Sequence[Path], *, keep_going: bool) -> _Files:
         except NoDumpError:
             files.others.append(path)
         except TraceFileError as error:
-            if not keep_going:
-                raise
-            files.failed.append(str(error))
+            files.unread[path] = str(error)
         else:
             files.dumps.setdefault(dump.rank, []).append(of_dump(dump).shortened(_MOST_CALLS))
             files.problems.extend(dump.problems)
@@ -147,10 +185,12 @@ def _last(dump: RankCalls) -> int:
 def _progress(dumps: dict[int, list[RankCalls]]) -> str:
     """Return what shows that ranks went on between two moments; empty where nothing does."""
     for rank, own in sorted(dumps.items()):
-        folders = {dump.path.parent for dump in own}
-        ordered = _in_order(own)
+        ordered = _in_order([dump for dump in own if not dump.is_cut])
+        folders = {dump.path.parent for dump in ordered}
+        if len(folders) < _TWO:
+            continue
         first, last = ordered[0], ordered[-1]
-        if len(folders) > 1 and _last(last) > _last(first):
+        if _last(last) > _last(first):
             return (
                 f"rank {rank} went on between two dumps: call {_last(first)} is the last in "
                 f"{first.path}, {_last(last)} in {last.path}"
@@ -158,7 +198,7 @@ def _progress(dumps: dict[int, list[RankCalls]]) -> str:
     return ""
 
 
-def _result(judge: Judge, verdict: Verdict, files: _Files) -> Hang:
+def _result(judge: Judge, verdict: Verdict, files: _Files, failed: Mapping[Path, str]) -> Hang:
     job, stop = judge.job, verdict.stop
     return Hang(
         kind=verdict.kind,
@@ -168,13 +208,14 @@ def _result(judge: Judge, verdict: Verdict, files: _Files) -> Hang:
         place=_place(judge, verdict),
         waiting=verdict.waiting,
         missing=job.missing,
+        unreadable=job.unreadable,
         dumps=len(job.ranks),
         world_size=job.world,
         confidence=verdict.confidence,
         evidence=(*verdict.evidence, *_evidence(judge, verdict)),
         links=() if verdict.kind == "none" else tuple(_links(judge)),
         next=tuple(_next(judge, verdict)),
-        failed=tuple(files.failed),
+        failed=tuple(failed.values()),
         warnings=tuple(files.problems),
     )
 
@@ -238,6 +279,11 @@ def _evidence(judge: Judge, verdict: Verdict) -> Iterator[str]:
         yield from _arguments(judge, verdict)
     if missing := [rank for rank in judge.job.missing if rank not in verdict.culprits]:
         yield f"no dump of {named_ranks(missing)}"
+    if unreadable := judge.job.unreadable:
+        yield (
+            f"the dump of {named_ranks(unreadable)} is unreadable, or truncated before where "
+            "the rank stands: whether it is in the call of the others, nothing tells"
+        )
     group = () if verdict.stop is None else judge.job.members.get(verdict.stop.group, ())
     yield from sentences(judge.evidence, judge.job, verdict.culprits, group)
 
@@ -246,7 +292,8 @@ def _stand(judge: Judge, rank: int) -> str:
     """Return where a rank stands, with its file."""
     calls = judge.job.ranks.get(rank)
     if calls is None:
-        return f"rank {rank} has no dump"
+        what = "no readable dump" if rank in judge.job.unreadable else "no dump"
+        return f"rank {rank} has {what}"
     if front := judge.waits.fronts.get(rank):
         call = front[0]
         number = "" if call.is_message else f" #{call.number}"
@@ -300,6 +347,8 @@ def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
     if without:
         ranks = named_ranks(without[:_MOST_LINES])
         yield f"py-spy dump on {ranks}, saved as stack_RANK.txt here"
+    if judge.job.unreadable:
+        yield f"dumps of {named_ranks(judge.job.unreadable)} anew, into another directory"
     missing = [rank for rank in verdict.culprits if rank not in judge.job.ranks]
     if missing:
         yield (

@@ -67,6 +67,7 @@ class RankCalls:
     rank: int
     path: Path
     written: int  # second in which the dump was written, or a later one
+    has_stacks: bool  # so that it may have been written seconds after its state
     keys: tuple[DumpedGroup, ...]  # of the groups of the calls
     world: int  # ranks that the dump names, at least
     library: str
@@ -81,6 +82,7 @@ class RankCalls:
     messages: Mapping[Side, int]  # number of all
     anchors: tuple["Anchor", ...]  # last collectives that are done, of each group
     begins: bool  # whether the oldest call of the process is in the dump
+    is_cut: bool  # whether the file is truncated, so that calls after the last are unknown
     is_whole: bool = True
 
     @cached_property
@@ -232,6 +234,7 @@ def of_dump(dump: Dump) -> RankCalls:
         rank=dump.rank,
         path=dump.path,
         written=dump.written,
+        has_stacks=dump.has_stacks,
         keys=keys,
         world=max(
             *(0, 0),
@@ -239,6 +242,7 @@ def of_dump(dump: Dump) -> RankCalls:
             *(size for key, size in sizes.items() if key.desc == _WORLD),
         ),
         library=library,
+        is_cut=dump.is_cut,
         calls=calls,
         row=rows,
         number=number,
@@ -376,10 +380,16 @@ class DumpedJob:
     ranks: dict[int, RankCalls]
     world: int
     members: dict[DumpedGroup, tuple[int, ...]] = field(default_factory=dict)
+    unreadable: tuple[int, ...] = ()  # ranks whose dump does not tell where they stand
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks of which there is no dump."""
+        """Ranks of which there is no dump, not even an unreadable one."""
+        return tuple(rank for rank in self.silent if rank not in self.unreadable)
+
+    @cached_property
+    def silent(self) -> tuple[int, ...]:
+        """Ranks of which no dump tells where they stand."""
         return tuple(rank for rank in range(self.world) if rank not in self.ranks)
 
     def ordinal(self, call: RankCall) -> int | None:
@@ -413,9 +423,17 @@ class DumpedJob:
         return {} if own.begins and other.begins else None
 
 
-def job_of(ranks: Iterable[RankCalls], world: int = 0) -> DumpedJob:
-    """Return the job of the calls of some ranks; `world` is the least size that is known."""
-    by_rank = {calls.rank: calls for calls in _with_ranks([*ranks])}
+def job_of(
+    ranks: Iterable[RankCalls], world: int = 0, unreadable: Iterable[int] = ()
+) -> DumpedJob:
+    """Return the job of the calls of some ranks.
+
+    `world` is the least size that is known, `unreadable` are ranks whose dump cannot be read.
+    A truncated dump without an open call is no better: the last calls are not in it.
+    """
+    every = _with_ranks([*ranks])
+    by_rank = {calls.rank: calls for calls in every if not calls.is_cut or len(calls.open)}
+    blank = {*unreadable, *(calls.rank for calls in every)} - by_rank.keys()
     members: dict[DumpedGroup, set[int]] = {}
     sizes: dict[DumpedGroup, int] = {}
     for rank, calls in by_rank.items():
@@ -425,12 +443,13 @@ def job_of(ranks: Iterable[RankCalls], world: int = 0) -> DumpedJob:
             members[key].add(rank)
             sizes[key] = max(sizes.get(key, 0), calls.sizes.get(key, 0))
     stated = (calls.world for calls in by_rank.values())
-    whole = max(world, 1 + max(by_rank, default=-1), *stated)
+    whole = max(world, 1 + max((*by_rank, *blank), default=-1), *stated)
     _add_missing(members, sizes, {*range(whole)} - by_rank.keys())
     return DumpedJob(
         ranks=by_rank,
         world=whole,
         members={key: tuple(sorted(own)) for key, own in members.items()},
+        unreadable=tuple(sorted(blank)),
     )
 
 

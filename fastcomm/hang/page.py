@@ -114,7 +114,8 @@ def _graph(hang: Hang) -> tuple[GraphChart, str]:
         *((ranks, at) for ranks, (inside, _) in alike.items() for at in inside),
         *((at, ranks) for ranks, (_, before) in alike.items() for at in before),
     ]
-    layers = _layers(edges, [ranks for ranks in alike if ranks[0] in hang.culprits])
+    ends = hang.culprits or hang.unreadable
+    layers = _layers(edges, [ranks for ranks in alike if ranks[0] in ends])
     shown = layers[-_MOST_LAYERS:]
     nodes: list[list[GraphNode]] = []
     number: dict[_Node, int] = {}
@@ -154,11 +155,12 @@ def _alike(
             inside.setdefault(rank, []).append(at)
         for rank in link.waits_for:
             before.setdefault(rank, []).append(at)
-    missing, culprits = set(hang.missing), set(hang.culprits)
+    missing, unreadable, culprits = {*hang.missing}, {*hang.unreadable}, {*hang.culprits}
     sets: dict[tuple[object, ...], list[int]] = {}
     for rank in sorted(inside.keys() | before.keys()):
         ends = tuple(inside.get(rank, ())), tuple(before.get(rank, ()))
-        sets.setdefault((ends, rank in missing, rank in culprits), []).append(rank)
+        look = rank in missing, rank in unreadable, rank in culprits
+        sets.setdefault((ends, *look), []).append(rank)
     return {
         tuple(ranks): (tuple(inside.get(ranks[0], ())), tuple(before.get(ranks[0], ())))
         for ranks in sets.values()
@@ -221,12 +223,13 @@ def _node(node: _Node, hang: Hang, links: Sequence[WaitingLink], longest: int) -
     role = "culprit" if is_culprit else "waits" if len(node) == 1 else "wait"
     line = f"{role}{'s' if is_culprit and len(node) > 1 else ''}"
     line = f"{line}, no dump" if is_missing else line
+    line = "dump unreadable" if node[0] in hang.unreadable else line
     return GraphNode(
         lines=(shortened(ranks, longest), line),
         name="culprits" if is_culprit else "ranks",
         look="open" if is_culprit else "compute",
         tip=f"{shortened(ranks, 200)}: {line}",
-        is_dashed=is_missing,
+        is_dashed=is_missing or node[0] in hang.unreadable,
     )
 
 

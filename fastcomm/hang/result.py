@@ -62,6 +62,7 @@ class Hang(TableResult):
     place: str | None  # of the one culprit in the code
     waiting: tuple[int, ...]
     missing: tuple[int, ...]  # ranks without a dump
+    unreadable: tuple[int, ...]  # ranks whose dump does not tell where they stand
     dumps: int
     world_size: int
     confidence: str
@@ -84,6 +85,8 @@ class Hang(TableResult):
                 f"No hang: in the dumps of {self.dumps} of {self.world_size} ranks nothing "
                 "waits for long."
             )
+        if not self.culprits:
+            return _nobody(self)
         return f"{_sentence(self)} {_waiting(self)}".strip()
 
     @property
@@ -112,6 +115,7 @@ class Hang(TableResult):
             "place": None if self.place is None else inert(self.place),
             "waiting": [*self.waiting],
             "missing": [*self.missing],
+            "unreadable": [*self.unreadable],
             "dumps": self.dumps,
             "world_size": self.world_size,
             "confidence": self.confidence,
@@ -217,6 +221,16 @@ def _sentence(hang: Hang) -> str:
         s="" if many else "s",
     )
     return sentence if hang.place is None else f"{sentence[:-1]}; it is in {hang.place}."
+
+
+def _nobody(hang: Hang) -> str:
+    """Return a sentence for a hang in which only unreadable dumps could name the culprit."""
+    call = f" in {hang.collective.title} of the {hang.group.title}" if hang.collective else ""
+    waiting, whom = named_ranks(hang.waiting).capitalize(), named_ranks(hang.unreadable)
+    return (
+        f"{waiting} wait{call} for {whom}, whose dump cannot be read: nothing tells who holds "
+        "them up."
+    )
 
 
 def _waiting(hang: Hang) -> str:

@@ -48,5 +48,5 @@ def show(hang: Hang, console: Console | None = None) -> None:
     ):
         for line in lines:
             say(console, f"[bold]{title:<8}[/]  {escape(inert(line))}", hanging=10)
-    if hang.missing:
+    if hang.missing or hang.unreadable:
         say(console, f"[bold]dumps   [/]  {hang.dumps} of {hang.world_size} ranks", hanging=10)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -10,11 +10,16 @@ from fastcomm.hang import rhythm
 from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls, is_all_to_all
 from fastcomm.hang.evidence import FileEvidence
 from fastcomm.hang.waits import Stop, WaitGraph, retires
+from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
 
-_YOUNG_NS = 2_500_000_000
-_TIMES_INTERVAL = 4
 _SECOND = 1_000_000_000
+_YOUNG_NS = 5 * _SECOND // 2
+# PyTorch names the frames of stacks between the state of a dump and its file: 1 to 8 s, when a
+# process does so first. A job whose files are all of this kind is judged more slowly.
+_YOUNG_IF_LATE_NS = 5 * _SECOND
+_LATEST_S = 8
+_TIMES_INTERVAL = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +36,16 @@ class Verdict:
 
 @dataclass(kw_only=True)
 class Judge:
-    """Finds the root of a hang: rules in order, the first that applies is the verdict."""
+    """Finds the root of a hang: rules in order, the first that applies is the verdict.
+
+    `first_written` is the second of the first dump of any rank: all are of about one moment.
+    `is_prompt` says whether some dump was written at once, as those without stacks are.
+    """
 
     job: DumpedJob
     evidence: FileEvidence
+    first_written: int
+    is_prompt: bool
     waits: WaitGraph = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +77,7 @@ class Judge:
         for rule in rules:
             answer = rule()
             if answer is not None:
-                return answer
+                return self._doubted(answer)
         return Verdict(kind="none", confidence="low")
 
     # When there is no hang
@@ -91,7 +102,8 @@ class Judge:
         created = calls.calls.created[calls.calls.created != NULL]
         later = np.diff(created[len(created) // 2 :])
         longest = int(later.max()) if len(later) else 0
-        return now - call.created < max(_YOUNG_NS, _TIMES_INTERVAL * longest)
+        least = _YOUNG_NS if self.is_prompt else _YOUNG_IF_LATE_NS
+        return now - call.created < max(least, _TIMES_INTERVAL * longest)
 
     def age(self, rank: int) -> int | None:
         """Return for how many ns a rank has stood in its front; None where nothing tells."""
@@ -102,15 +114,39 @@ class Judge:
         return max(0, now - front[0].created)
 
     def moment(self, calls: RankCalls) -> int | None:
-        """Return when a dump was written, in ns of its host; None if its calls are younger.
+        """Return when the state of a dump was taken, in ns of its host.
 
-        Files know the second in which they were written.
+        None if its calls are younger than the file.
+
+        Files know the second in which they were written, which may be seconds after that: when
+        the first file of the job was written, all states were about to be taken, too. Clocks
+        of hosts differ, so that the first file moves another by a few seconds at most.
         """
         created = calls.calls.created
         latest = int(created.max()) if len(created) else NULL
         if latest >= (calls.written + 1) * _SECOND:
             return None
-        return max(latest, calls.written * _SECOND)
+        first = max(self.first_written, calls.written - _LATEST_S)
+        return max(latest, min(first, calls.written) * _SECOND)
+
+    def _doubted(self, answer: Verdict) -> Verdict:
+        """Return a verdict with low confidence if it stands on an age that may be too long."""
+        ages = [age for rank in self.waits.fronts if (age := self.age(rank)) is not None]
+        is_certain = (
+            self.is_prompt
+            or not ages
+            or max(ages) >= _YOUNG_NS + _LATEST_S * _SECOND
+            or answer.kind.startswith("mismatch")
+            or bool(self.evidence.dead or self.evidence.aborted)
+        )
+        if is_certain:
+            return answer
+        why = (
+            f"the calls are open for {format_ns(max(ages))} by the times of the files; dumps "
+            f"with stacks may be written {_LATEST_S} s late, so that a job that is only slow "
+            "may look like this: a second set of dumps decides"
+        )
+        return replace(answer, confidence="low", evidence=(*answer.evidence, why))
 
     # The rules
 
@@ -140,7 +176,7 @@ class Judge:
 
     def _aborted(self) -> Verdict | None:
         """Ranks that gloo aborted: a message was longer than their call expects."""
-        aborted = [rank for rank in self.job.missing if self.evidence.is_aborted(rank)]
+        aborted = [rank for rank in self.job.silent if self.evidence.is_aborted(rank)]
         if not aborted:
             return None
         departures = {
@@ -162,7 +198,7 @@ class Judge:
 
     def _dead(self) -> Verdict | None:
         """Ranks without a dump of which something says that they died."""
-        dead = [rank for rank in self.job.missing if rank in self.evidence.dead]
+        dead = [rank for rank in self.job.silent if rank in self.evidence.dead]
         if not dead:
             return None
         stop = self._first_held(dead) or self._last_common()
@@ -268,11 +304,9 @@ class Judge:
         """A front that all members have reached."""
         for ranks, stops in self.waits.roots:
             if not ranks and len(stops) == 1 and stops[0].number is not None:
-                if self.job.missing and not stops[0].group.ranks:
+                if self.job.silent and not stops[0].group.ranks:
                     # Whoever never called anything in a group is in no list of its members.
-                    return self._answer(
-                        "missing_rank", self.job.missing, stops[0], confidence="low"
-                    )
+                    return self._of_silent(self.job.silent, stops[0])
                 return self._answer(
                     "stalled", self.waits.stops[stops[0]], stops[0], confidence="low"
                 )
@@ -309,9 +343,18 @@ class Judge:
             missing = [rank for rank in ranks if rank not in self.job.ranks]
             if missing and not stops:
                 every = self._held_up(has_dump=False)
-                stop = self._first_held(every)
-                return self._answer("missing_rank", every, stop, confidence="low")
+                return self._of_silent(every, self._first_held(every))
         return None
+
+    def _of_silent(self, ranks: Sequence[int], stop: Stop | None) -> Verdict:
+        """Return the verdict on ranks of which no dump tells where they stand.
+
+        Suspects are those without a dump. A rank whose dump cannot be read was able to write
+        one, and may stand in the same call as the others: it is named, and not blamed.
+        """
+        suspects = [rank for rank in ranks if rank not in self.job.unreadable]
+        answer = self._answer("missing_rank", suspects, stop, confidence="low")
+        return replace(answer, waiting=tuple(self.waits.waiting({*ranks}, stop)))
 
     # What the rules share
 

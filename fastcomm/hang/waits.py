@@ -76,7 +76,10 @@ class WaitGraph:
             (
                 calls.last[key]
                 for calls in others
-                if calls is not None and calls.rank != rank and key in calls.last
+                if calls is not None
+                and calls.rank != rank
+                and key in calls.last
+                and not calls.is_cut
             ),
             default=1 << 62,
         )

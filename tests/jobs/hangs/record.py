@@ -1,6 +1,6 @@
 """Record jobs that hang, and jobs that do not, with what was planted in them.
 
-    python tests/jobs/hangs/record.py FOLDER [--seeds N] [--first-seed N] [NAME ...]
+    python tests/jobs/hangs/record.py FOLDER [--seeds N] [--first-seed N] [--late] [NAME ...]
 
 Needs PyTorch; `make hangs` installs it into an environment of its own. Each job has four to
 eight processes on this machine, with gloo; two jobs run at a time. A hang is dumped when no
@@ -230,6 +230,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--abreast", type=int, default=2, help="jobs at a time")
+    parser.add_argument(
+        "--late",
+        action="store_true",
+        help="let the first dump of a rank load what it needs, and be written seconds late",
+    )
     options = parser.parse_intermixed_args()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     every = [plan for seed in seeds for plan in plans.plans(seed)]
@@ -238,7 +243,8 @@ def main() -> None:
     random.Random(0).shuffle(chosen)
     signal.signal(signal.SIGTERM, _end)
     torch.set_num_threads(1)
-    _load_what_dumps_need()
+    if not options.late:
+        _load_what_dumps_need()
     failed = _record_all(chosen, options.folder, options.abreast)
     if failed:
         sys.exit(f"not recorded: {', '.join(sorted(failed))}")

@@ -1,0 +1,58 @@
+"""Test how old a call has to be for a hang: files are written after the state of a dump."""
+
+import gzip
+import os
+import pickle
+
+import pytest
+from builders.hang_files import dump_of
+
+from fastcomm.hang.analysis import diagnose_hang
+
+WORLD = 8
+SECOND = 1_000_000_000
+
+
+def write(folder, lateness, *, age=0, frames=True, packed=True):
+    """Write dumps of a job whose rank 5 has been on its way for `age` s; `lateness` by rank."""
+    folder.mkdir(exist_ok=True)
+    for rank in range(WORLD):
+        document = dump_of(rank, WORLD, 30, absent=5)
+        begin = min(call["time_created_ns"] for call in document["entries"])
+        for call in document["entries"]:  # 10 ms apart
+            call["time_created_ns"] = begin + (call["time_created_ns"] - begin) // 100
+            if frames:
+                call["frames"] = [{"name": "step", "filename": "train.py", "line": 7}]
+        last = max(call["time_created_ns"] for call in document["entries"])
+        written = (last + (age + lateness[rank]) * SECOND) // SECOND
+        content = pickle.dumps(document, 2)
+        path = folder / (f"rank_{rank}.pickle.gz" if packed else f"rank_{rank}")
+        path.write_bytes(gzip.compress(content, mtime=int(written)) if packed else content)
+        if not packed:
+            os.utime(path, (written, written))
+    return folder
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_first_file_bounds_the_age_of_calls_in_all_others(tmp_path, packed):
+    late = [7, 6, 5, 2, 7, 4, 6, 7]
+    assert not diagnose_hang(write(tmp_path / "job", late, packed=packed)).hang
+
+
+def test_dumps_with_stacks_alone_may_all_be_late(tmp_path):
+    assert not diagnose_hang(write(tmp_path / "late", [4] * WORLD)).hang
+    hang = diagnose_hang(write(tmp_path / "prompt", [4] * WORLD, frames=False))
+    assert (hang.culprits, hang.confidence) == ((5,), "high")
+
+
+def test_a_hang_that_is_no_older_than_files_may_be_late_has_low_confidence(tmp_path):
+    hang = diagnose_hang(write(tmp_path / "short", [1] * WORLD, age=5))
+    assert (hang.kind, hang.culprits, hang.confidence) == ("not_arrived", (5,), "low")
+    assert any("a second set of dumps decides" in line for line in hang.evidence)
+    hang = diagnose_hang(write(tmp_path / "long", [1] * WORLD, age=30))
+    assert (hang.culprits, hang.confidence) == ((5,), "high")
+
+
+def test_the_clock_of_one_host_hides_no_hang(tmp_path):
+    slow = [-3600, *[0] * (WORLD - 1)]
+    assert diagnose_hang(write(tmp_path / "job", slow, age=20)).culprits == (5,)
