@@ -8,6 +8,7 @@ Times are ns of the host's clock.
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from functools import lru_cache, reduce
@@ -172,6 +173,17 @@ def rank_of(path: Path) -> int | None:
 def prefix_of(path: Path) -> str:
     """Return what the name of a dump has before its rank: equal for the dumps of a job."""
     return _RANK.sub("", _stem(path))
+
+
+def is_trace(path: Path) -> bool:
+    """Return whether a file is a trace of PyTorch's profiler, by its first bytes.
+
+    Raises TraceFileError if it cannot be read.
+    """
+    with suppress(CutShortError):
+        for block in blocks(path, _HEAD):
+            return _TRACE.search(block) is not None
+    return False
 
 
 def _stem(path: Path) -> str:

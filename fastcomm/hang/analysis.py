@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
@@ -25,6 +25,8 @@ from fastcomm.formats.flight_recorder import (
 from fastcomm.hang.calls import DumpedJob, RankCalls, job_of, of_dump
 from fastcomm.hang.evidence import gather, sentences
 from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
+from fastcomm.hang.traces import sentences as traced
+from fastcomm.hang.traces import traces_of
 from fastcomm.hang.verdict import Judge, Verdict
 from fastcomm.hang.waits import Stop
 from fastcomm.trace.run import named_ranks
@@ -128,7 +130,9 @@ def diagnose_hang(
     )
     progress = _progress(files.dumps)
     verdict = Verdict(kind="none", evidence=(progress,)) if progress else judge.verdict()
-    return _result(judge, verdict, files, failed)
+    hang = _result(judge, verdict, files, failed)
+    more = traced(traces_of(files.others), hang.culprits, job.ranks) if hang.culprits else ()
+    return replace(hang, evidence=(*hang.evidence, *more))
 
 
 def _read_all(paths: Iterable[str | Path]) -> _Files:

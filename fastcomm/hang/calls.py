@@ -83,6 +83,7 @@ class RankCalls:
     anchors: tuple["Anchor", ...]  # last collectives that are done, of each group
     begins: bool  # whether the oldest call of the process is in the dump
     is_cut: bool  # whether the file is truncated, so that calls after the last are unknown
+    is_overwritten: bool  # whether the ring may have overwritten open calls
     is_whole: bool = True
 
     @cached_property
@@ -175,8 +176,21 @@ class RankCalls:
         )
 
     def whole(self) -> "RankCalls":
-        """Return all calls of the dump; reads it again if some were left out."""
-        return self if self.is_whole else of_dump(read(self.path))
+        """Return all calls of the dump; reads it again if some were left out.
+
+        Groups are those of the job, also where only other dumps state their ranks. Of the
+        dumps that are read again some are kept in memory.
+        """
+        if self.is_whole:
+            return self
+        state = self.path.stat()
+        again = _read_again(self.path, state.st_mtime_ns, state.st_size)
+        return replace(again, keys=self.keys) if len(again.keys) == len(self.keys) else again
+
+
+@lru_cache(maxsize=128)
+def _read_again(path: Path, _changed: int, _size: int) -> RankCalls:
+    return of_dump(read(path))
 
 
 def _are_messages(calls: Calls) -> Flags:
@@ -229,6 +243,7 @@ def of_dump(dump: Dump) -> RankCalls:
     }
     sizes = _sizes(calls, keys)
     ordinal, sides = _ordinals(calls, keys)
+    is_full = bool(len(calls)) and int(calls.record[0]) > 0
     messages = {side: len(places) for side, places in sides.items()}
     return RankCalls(
         rank=dump.rank,
@@ -243,6 +258,7 @@ def of_dump(dump: Dump) -> RankCalls:
         ),
         library=library,
         is_cut=dump.is_cut,
+        is_overwritten=is_full and not done[0] and not (begun & ~done).any(),
         calls=calls,
         row=rows,
         number=number,
@@ -250,7 +266,7 @@ def of_dump(dump: Dump) -> RankCalls:
         begun=begun & ~done,
         last={key: int(own.max()) for key, own in of_group.items() if len(own)},
         sizes=sizes,
-        begins=not len(calls) or int(calls.record[0]) == 0,
+        begins=not is_full,
         ordinal=ordinal,
         messages=messages,
         anchors=tuple(_anchors(calls, keys, number, is_collective & done, sides))

@@ -125,7 +125,7 @@ def next_group(calls: RankCalls) -> DumpedGroup | None:
     period, _, end = longest_repetition(tokens(whole), _SHORTEST)
     if not period or end != len(whole.row) or whole.is_message[end - period]:
         return None
-    return calls.keys[int(whole.calls.group[end - period])]
+    return whole.key(end - period)
 
 
 @dataclass

@@ -71,6 +71,7 @@ class Judge:
             self._stalled,
             self._circle,
             self._missing,
+            self._message,
         )
         if self.is_quiet():
             return Verdict(kind="none")
@@ -304,6 +305,8 @@ class Judge:
         """A front that all members have reached."""
         for ranks, stops in self.waits.roots:
             if not ranks and len(stops) == 1 and stops[0].number is not None:
+                if self._is_overwritten(stops[0]):
+                    continue
                 if self.job.silent and not stops[0].group.ranks:
                     # Whoever never called anything in a group is in no list of its members.
                     return self._of_silent(self.job.silent, stops[0])
@@ -311,6 +314,10 @@ class Judge:
                     "stalled", self.waits.stops[stops[0]], stops[0], confidence="low"
                 )
         return None
+
+    def _is_overwritten(self, stop: Stop) -> bool:
+        """Return whether the ring of a rank may have overwritten the call that it stands in."""
+        return any(self.job.ranks[rank].is_overwritten for rank in self.waits.stops[stop])
 
     def _circle(self) -> Verdict | None:
         """Ranks that wait for each other: the culprits leave their rhythm."""
@@ -344,6 +351,17 @@ class Judge:
             if missing and not stops:
                 every = self._held_up(has_dump=False)
                 return self._of_silent(every, self._first_held(every))
+        return None
+
+    def _message(self) -> Verdict | None:
+        """A message that both sides stand in, or that short rings cannot tell from it."""
+        for ranks, stops in self.waits.roots:
+            if not ranks and len(stops) == 1 and stops[0].number is None:
+                pair = [*self.waits.stops[stops[0]]]
+                if stops[0].ordinal is not None:
+                    return self._answer("stalled", pair, stops[0], confidence="low")
+                odd = rhythm.out_of_rhythm(self.job, pair) or pair
+                return self._answer("p2p_unmatched", odd, stops[0], confidence="low")
         return None
 
     def _of_silent(self, ranks: Sequence[int], stop: Stop | None) -> Verdict:

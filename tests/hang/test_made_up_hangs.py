@@ -38,6 +38,18 @@ def test_messages_are_matched_in_their_order(tmp_path):
     assert (hang.kind, hang.culprits) in planned.accept
 
 
+def test_a_call_that_the_ring_of_all_members_may_have_overwritten_is_not_stalled(tmp_path):
+    # The oldest call in the dumps of two ranks is open: what they stand in came before it.
+    planned, hang = verdict(tmp_path, "missing_rank", 1007, LARGE)
+    assert (hang.kind, hang.culprits) in planned.accept
+
+
+def test_messages_that_short_rings_cannot_count_are_no_quiet_job(tmp_path):
+    planned, hang = verdict(tmp_path, "p2p_unmatched", 1004, LARGE)
+    assert (hang.kind, hang.culprits) in planned.accept
+    assert hang.confidence == "low"
+
+
 @pytest.mark.soak
 def test_large_hangs_are_explained_and_no_healthy_job_is_blamed(tmp_path):
     wrong = Counter()
