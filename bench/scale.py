@@ -128,11 +128,11 @@ def in_processes(seconds, paths, workers):
         return sum(pool.imap_unordered(seconds, paths, chunksize=8))
 
 
-def used(command):
+def used(command, *, code=0, env=os.environ):
     """Run a command in a session of its own and watch all processes of it."""
     begun = time.perf_counter()
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, start_new_session=True, env=os.environ
+        command, stdout=subprocess.DEVNULL, start_new_session=True, env=env
     )
     cpu, peak = {}, 0
     while process.poll() is None:
@@ -140,7 +140,7 @@ def used(command):
         cpu.update({pid: ticks for pid, ticks, _ in now})
         peak = max(peak, sum(memory for _, _, memory in now))
         time.sleep(PAUSE)
-    if process.returncode:
+    if process.returncode != code:
         sys.exit(f"{' '.join(map(str, command))} ended with {process.returncode}")
     wall = time.perf_counter() - begun
     return Use(wall=wall, cpu=sum(cpu.values()) / SECOND, memory=peak)

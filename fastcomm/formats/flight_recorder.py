@@ -257,7 +257,7 @@ def _room(size: int) -> list[Ints]:
     if not _ROOM or len(_ROOM[0]) < size:
         _ROOM[:] = [
             *np.empty((4, size + size // 4), np.int64),
-            *np.empty((2, size + size // 4, 2), np.int64),
+            *(np.empty((size + size // 4, columns), np.int64) for columns in (3, 2)),
         ]
     return _ROOM
 
@@ -268,7 +268,9 @@ class _Tree:
     def __init__(self, path: Path, text: bytes) -> None:
         """Scan a pickle; `problem` says what ends it before its end."""
         self.text = np.frombuffer(text, np.uint8)
-        self.node, self.stack, self.marks, memo, self.value, self.links = _room(len(text) + 1)
+        self.node, self.stack, self.marks, memo, self.value, self.links = _room(
+            len(text) + pickles.SHARED
+        )
         self.tree = (self.node, self.value, self.links)
         state = pickles.scan(self.text, self.tree, self.stack, self.marks, memo)
         self.problem, self.root, self.nodes = "", state[pickles.ROOT], state[pickles.NODES]
@@ -317,7 +319,7 @@ class _Tree:
         return nodes
 
     def _text(self, item: int) -> str:
-        begin, size = self.value[item].tolist()
+        begin, size = self.value[item, :2].tolist()
         return self.text[begin : begin + size].tobytes().decode("utf-8", "replace")
 
 
@@ -425,9 +427,11 @@ def _calls_of_pickle(tree: _Tree, rows: Ints) -> tuple[Calls, tuple[DumpedGroup,
         return [*distinct], numbers[place] if len(place) else place
 
     def hashed(name: str) -> Ints:
-        out = np.empty(len(rows), np.int64)
-        pickles.hashes(tree.text, tree.tree, rows[:, _PLACE[name]].copy(), out)
-        return out
+        nodes = rows[:, _PLACE[name]]
+        is_absent = nodes == NULL
+        return np.where(
+            is_absent, NULL, tree.value[np.where(is_absent, 0, nodes), pickles.HASH]
+        )
 
     def elements(name: str) -> Ints:
         out = np.empty(len(rows), np.int64)
@@ -650,15 +654,17 @@ def _integer(value: Any) -> int:
 
 @lru_cache(maxsize=4096)
 def _hash(text: bytes) -> int:
-    """Return what `pickles.hash_of` does, for a list as JSON."""
-    h = pickles.HASH_BEGIN
-    for one in orjson.loads(text):
-        if isinstance(one, str):
-            h = reduce(pickles.mixed, one.encode(), h)
-        elif isinstance(one, list):
-            h = reduce(pickles.mixed, (at for at in one if isinstance(at, int)), h)
-        h = pickles.mixed(h, pickles.END)
-    return h
+    """Return the hash that a scanned pickle has of a list as JSON."""
+    return _hash_of(orjson.loads(text))
+
+
+def _hash_of(value: Any) -> int:
+    if isinstance(value, str):
+        h = reduce(pickles.mixed, value.encode(), pickles.HASH_BEGIN)
+        return int(pickles.mixed(h, pickles.END))
+    if isinstance(value, list):
+        return int(reduce(pickles.mixed, map(_hash_of, value), pickles.HASH_BEGIN))
+    return int(value) if isinstance(value, int) else 0
 
 
 @lru_cache(maxsize=4096)

@@ -4,7 +4,8 @@ A value is a *node*: its kind, and what `_A` and `_B` say for the kind. The item
 are a chain of *links*: each has a node and the link after it. A dictionary's chain has keys and
 values in turn. Opcodes that name or call anything are no part of it: they end the scan.
 
-Every opcode makes at most one node and one link, so that arrays as long as the text suffice.
+Values without content and numbers below 256 share nodes. Every other opcode makes at most one
+node and one link, so that arrays as long as the text and the shared nodes suffice.
 """
 
 import numpy as np
@@ -21,7 +22,10 @@ WHOLE, CUT, FOREIGN, BROKEN = range(4)
 # What a scan returns of itself.
 STATUS, OFFSET, ROOT, NODES, STACKED, MARKS, LINKS = range(7)
 
-_A, _B = 0, 1  # a number; begin and length of a text; first and last link of a container
+# A number; begin and length of a text; first and last link of a container. A hash of the content:
+# equal for equal numbers, texts, and lists or tuples of these, in any file.
+_A, _B, _H = 0, 1, 2
+HASH = _H
 # The opcodes that dumps need, by their names in `pickletools`.
 _PROTO = 0x80
 _FRAME = 0x95
@@ -56,7 +60,7 @@ _NONE_ = 0x4E
 _NEWTRUE = 0x88
 _NEWFALSE = 0x89
 # What an opcode does.
-_REFUSED, _SKIPPED, _ENDS, _MARKS, _STORES, _GETS, _ADDS, _COLLECTS, _MAKES = range(9)
+_REFUSED, _SKIPPED, _ENDS, _MARKS, _STORES, _GETS, _ADDS, _COLLECTS, _MAKES, _SHARES = range(10)
 _DOES = np.zeros(256, np.int64)
 _DOES[[_PROTO, _FRAME]] = _SKIPPED
 _DOES[_STOP] = _ENDS
@@ -65,18 +69,21 @@ _DOES[[_BINPUT, _LONG_BINPUT, _MEMOIZE]] = _STORES
 _DOES[[_BINGET, _LONG_BINGET]] = _GETS
 _DOES[[_SETITEMS, _APPENDS, _SETITEM, _APPEND]] = _ADDS  # to a container below
 _DOES[[_TUPLE_, _TUPLE1, _TUPLE2, _TUPLE3, _LIST_, _DICT_]] = _COLLECTS  # into a new container
-_DOES[[_EMPTY_DICT, _EMPTY_LIST, _EMPTY_TUPLE, _NONE_, _NEWTRUE, _NEWFALSE]] = _MAKES
-_DOES[[_BININT, _BININT1, _BININT2, _LONG1, _BINFLOAT]] = _MAKES
+_DOES[[_EMPTY_DICT, _EMPTY_LIST, _EMPTY_TUPLE, _BININT, _BININT2, _LONG1]] = _MAKES
+_DOES[[_NONE_, _NEWTRUE, _NEWFALSE, _BINFLOAT, _BININT1]] = _SHARES  # one node for all
 _DOES[[_BINUNICODE, _SHORT_BINUNICODE]] = _MAKES
 # The kind of what it makes, or adds to.
 _KIND = np.zeros(256, np.int64)
-_KIND[[_NEWTRUE, _NEWFALSE]] = TRUE, FALSE
-_KIND[[_BININT, _BININT1, _BININT2, _LONG1]] = INTEGER
-_KIND[_BINFLOAT] = FLOAT
+_KIND[[_BININT, _BININT2, _LONG1]] = INTEGER
 _KIND[[_BINUNICODE, _SHORT_BINUNICODE]] = TEXT
 _KIND[[_EMPTY_LIST, _LIST_, _APPEND, _APPENDS]] = LIST
 _KIND[[_EMPTY_TUPLE, _TUPLE_, _TUPLE1, _TUPLE2, _TUPLE3]] = TUPLE
 _KIND[[_EMPTY_DICT, _DICT_, _SETITEM, _SETITEMS]] = DICT
+# The node that it shares; of small numbers, that of 0.
+_FLOAT, _SMALL = 3, 4
+SHARED = _SMALL + 256
+_SAME = np.zeros(256, np.int64)
+_SAME[[_NONE_, _NEWTRUE, _NEWFALSE, _BINFLOAT, _BININT1]] = NOTHING, TRUE, FALSE, _FLOAT, _SMALL
 # How many items it takes; 0 for all down to a mark.
 _TAKES = np.zeros(256, np.int64)
 _TAKES[[_SETITEM, _APPEND, _TUPLE1, _TUPLE2, _TUPLE3]] = 2, 1, 1, 2, 3
@@ -87,7 +94,7 @@ _BYTES[[_LONG_BINPUT, _LONG_BINGET, _BININT, _BINFLOAT, _FRAME]] = 4, 4, 4, 8, 8
 _LENGTH = np.zeros(256, np.int64)
 _LENGTH[[_BINUNICODE, _LONG1, _SHORT_BINUNICODE]] = 4, 1, 1
 _WIDEST = 8  # bytes of an integer
-# FNV-1a with 63 bits; an end tells [1], [2] from [1, 2].
+# FNV-1a with 63 bits; an end tells the hash of a text from that of a list.
 HASH_BEGIN, _HASH_FACTOR = 5472609002491880230, 1099511628211
 LOW = (1 << 63) - 1
 END = 1 << 40
@@ -104,12 +111,12 @@ def _unsigned(text: Bytes, at: int, size: int) -> int:
 
 
 @kernel
-def _signed(text: Bytes, at: int, size: int) -> int:
-    """Return the same number, whose highest bit is its sign."""
+def _signed(text: Bytes, at: int, size: int, has_no_sign: bool) -> int:
+    """Return the same number, whose highest bit is its sign if it has one."""
     if size == 0:
         return 0
     value = int(text[at + size - 1])
-    if value >= _TOP_BIT:
+    if value >= _TOP_BIT and not has_no_sign:
         value -= 2 * _TOP_BIT
     for k in range(size - 2, -1, -1):
         value = (value << 8) | int(text[at + k])
@@ -117,16 +124,30 @@ def _signed(text: Bytes, at: int, size: int) -> int:
 
 
 @kernel
-def _append(value: Ints, links: Ints, chain: int, item: int, count: int) -> int:
-    """Append a node to the chain of a container; return the number of links."""
-    links[count, 0] = item
-    links[count, 1] = NONE
+def mixed(h: int, number: int) -> int:
+    """Return a hash that a number has been added to; equal with and without the JIT."""
+    return ((int(h) ^ (int(number) & LOW)) * _HASH_FACTOR) & LOW
+
+
+@kernel
+def _append_all(value: Ints, links: Ints, chain: int, items: Ints, count: int) -> int:
+    """Append nodes to the chain of a container, and to its hash; return the number of links."""
+    if len(items) == 0:
+        return count
+    h = value[chain, _H]
     if value[chain, _A] == NONE:
         value[chain, _A] = count
     else:
         links[value[chain, _B], 1] = count
-    value[chain, _B] = count
-    return count + 1
+    for item in items:
+        links[count, 0] = item
+        h = mixed(h, value[item, _H])
+        count += 1
+        links[count - 1, 1] = count
+    value[chain, _H] = h
+    links[count - 1, 1] = NONE
+    value[chain, _B] = count - 1
+    return count
 
 
 @kernel
@@ -154,6 +175,33 @@ def _lowest(opcode: int, height: int, marks: Ints, marked: int) -> int:
 
 
 @kernel
+def _empty(value: Ints, item: int) -> None:
+    """Make a node an empty container."""
+    value[item, _A], value[item, _B], value[item, _H] = NONE, NONE, HASH_BEGIN
+
+
+@kernel
+def _hash_of_text(text: Bytes, begin: int, size: int) -> int:
+    h = HASH_BEGIN
+    for k in range(begin, begin + size):
+        h = mixed(h, int(text[k]))
+    return mixed(h, END)
+
+
+@kernel
+def _share(node: Ints, value: Ints) -> None:
+    """Write the nodes that all values without content, and small numbers, share."""
+    node[:SHARED] = INTEGER
+    node[NOTHING], node[TRUE], node[FALSE], node[_FLOAT] = NOTHING, TRUE, FALSE, FLOAT
+    value[:_SMALL] = 0
+    value[TRUE, _H] = 1
+    for number in range(SHARED - _SMALL):
+        value[_SMALL + number, _A] = number
+        value[_SMALL + number, _B] = 0
+        value[_SMALL + number, _H] = number
+
+
+@kernel
 def scan(
     text: Bytes, tree: PickleTree, stack: Ints, marks: Ints, memo: Ints
 ) -> tuple[int, int, int, int, int, int, int]:
@@ -164,8 +212,8 @@ def scan(
     text
         The pickle.
     tree, stack, marks, memo
-        Written. All arrays have at least one element more than the text has bytes; values and
-        links have two columns.
+        Written. All arrays have at least `SHARED` elements more than the text has bytes; values
+        have three columns, and links two.
 
     Returns
     -------
@@ -175,81 +223,84 @@ def scan(
 
     """
     node, value, links = tree
-    at, here, nodes, count, height, marked, stored, status = 0, 0, 0, 0, 0, 0, 0, CUT
+    _share(node, value)
+    at, here, nodes, count, height, marked, stored, status = 0, 0, SHARED, 0, 0, 0, 0, CUT
     while at < len(text):
         opcode, here = int(text[at]), at
-        does = _DOES[opcode]
-        begin, size = _operand(text, at + 1, opcode)
+        does, begin, size = _DOES[opcode], at + 1, _BYTES[opcode]
+        if _LENGTH[opcode]:
+            begin, size = _operand(text, begin, opcode)
+        elif size > len(text) - begin:
+            size = -1
         if does == _REFUSED or size < 0:
             status = FOREIGN if does == _REFUSED else CUT
             break
         at = begin + size
-        item, target, low = NONE, NONE, height
-        if does == _STORES:
+        if does == _GETS:
+            index = int(text[begin]) if size == 1 else _unsigned(text, begin, size)
+            if index >= stored:
+                status = BROKEN
+                break
+            stack[height] = memo[index]
+            height += 1
+        elif does == _SHARES:
+            stack[height] = _SAME[opcode] + (int(text[begin]) if size == 1 else 0)
+            height += 1
+        elif does == _MAKES:
+            kind = _KIND[opcode]
+            node[nodes] = kind
+            if kind == INTEGER:
+                number = _signed(text, begin, min(size, _WIDEST), opcode == _BININT2)
+                value[nodes, _A], value[nodes, _B], value[nodes, _H] = number, NONE, number
+            elif kind == TEXT:
+                h = _hash_of_text(text, begin, size)
+                value[nodes, _A], value[nodes, _B], value[nodes, _H] = begin, size, h
+            else:
+                _empty(value, nodes)
+            stack[height] = nodes
+            height, nodes = height + 1, nodes + 1
+            if kind == INTEGER and size > _WIDEST:
+                status = BROKEN
+                break
+        elif does == _MARKS:
+            marks[marked] = height
+            marked += 1
+        elif does == _STORES:
             index = stored if opcode == _MEMOIZE else _unsigned(text, begin, size)
             # Writers number what they store from 0, so that a larger number is none of theirs.
             if height == 0 or index > stored:
                 status = BROKEN
-            else:
-                stored += index == stored
-                memo[index] = stack[height - 1]
-        elif does == _GETS:
-            index = _unsigned(text, begin, size)
-            if index >= stored:
-                status = BROKEN
-            else:
-                item = memo[index]
-        elif does == _MAKES:
-            item = nodes
-            nodes += 1
-            kind = _KIND[opcode]
-            node[item] = kind
-            value[item, _A] = NONE
-            value[item, _B] = NONE
-            if opcode in (_BININT1, _BININT2):
-                value[item, _A] = _unsigned(text, begin, size)
-            elif kind == INTEGER:
-                status = BROKEN if size > _WIDEST else status
-                value[item, _A] = _signed(text, begin, min(size, _WIDEST))
-            elif kind == TEXT:
-                value[item, _A] = begin
-                value[item, _B] = size
-        elif does in (_ADDS, _COLLECTS):
+                break
+            stored += index == stored
+            memo[index] = stack[height - 1]
+        elif does == _ENDS:
+            status = WHOLE if height == 1 and marked == 0 else BROKEN
+            break
+        elif does != _SKIPPED:
             low = _lowest(opcode, height, marks, marked)
             marked -= low >= 0 and _TAKES[opcode] == 0
             kind = _KIND[opcode]
-            is_uneven = kind == DICT and (height - low) % 2 != 0
-            if does == _COLLECTS and low >= 0 and not is_uneven:
-                item = nodes
-                target = nodes
-                nodes += 1
-                node[item] = kind
-                value[item, _A] = NONE
-                value[item, _B] = NONE
-            elif (
-                does == _COLLECTS
-                or low < 1
-                or is_uneven
-                or (marked and low <= marks[marked - 1])
-                or node[stack[low - 1]] != kind
-            ):
+            if low < 0 or (kind == DICT and (height - low) % 2 != 0):
                 status = BROKEN
+                break
+            if does == _COLLECTS:
+                target = nodes
+                node[target] = kind
+                _empty(value, target)
+                nodes += 1
+            elif low < 1 or (marked and low <= marks[marked - 1]):
+                status = BROKEN
+                break
             else:
                 target = stack[low - 1]
-        elif does == _MARKS:
-            marks[marked] = height
-            marked += 1
-        elif does == _ENDS:
-            status = WHOLE if height == 1 and marked == 0 else BROKEN
-        if status != CUT:
-            break
-        if target != NONE:
-            for k in range(low, height):
-                count = _append(value, links, target, stack[k], count)
+                if node[target] != kind:
+                    status = BROKEN
+                    break
+            count = _append_all(value, links, target, stack[low:height], count)
             height = low
-        if item != NONE:
-            stack[height] = item
-            height += 1
+            if does == _COLLECTS:
+                stack[height] = target
+                height += 1
     root = stack[0] if status == WHOLE else NONE
     return status, here, root, nodes, height, marked, count
 
@@ -288,8 +339,7 @@ def closed(
             many -= many % 2
         elif node[target] != LIST:
             return NONE
-        for j in range(low, low + many):
-            count = _append(value, links, target, stack[j], count)
+        count = _append_all(value, links, target, stack[low : low + many], count)
         height = low
     return stack[0] if height else NONE
 
@@ -303,48 +353,6 @@ def length(tree: PickleTree, item: int) -> int:
         count += 1
         link = links[link, 1]
     return count
-
-
-@kernel
-def mixed(h: int, number: int) -> int:
-    """Return a hash that a number has been added to; equal with and without the JIT."""
-    return ((h ^ (int(number) & LOW)) * _HASH_FACTOR) & LOW
-
-
-@kernel
-def _hash_of_text(text: Bytes, value: Ints, item: int, h: int) -> int:
-    for k in range(value[item, _A], value[item, _A] + value[item, _B]):
-        h = mixed(h, int(text[k]))
-    return mixed(h, END)
-
-
-@kernel
-def hash_of(text: Bytes, tree: PickleTree, item: int) -> int:
-    """Return a hash of a text, of a list of texts, or of lists of integers, by its content."""
-    node, value, links = tree
-    h = HASH_BEGIN
-    if node[item] == TEXT:
-        return _hash_of_text(text, value, item, h)
-    link = value[item, _A] if node[item] in (LIST, TUPLE) else NONE
-    while link != NONE:
-        inner = links[link, 0]
-        if node[inner] == TEXT:
-            h = _hash_of_text(text, value, inner, h)
-        elif node[inner] in (LIST, TUPLE):
-            at = value[inner, _A]
-            while at != NONE:
-                h = mixed(h, value[links[at, 0], _A])
-                at = links[at, 1]
-            h = mixed(h, END)
-        link = links[link, 1]
-    return h
-
-
-@kernel
-def hashes(text: Bytes, tree: PickleTree, items: Ints, out: Ints) -> None:
-    """Write `hash_of` of each node; NULL stays."""
-    for k in range(len(items)):
-        out[k] = NULL if items[k] == NULL else hash_of(text, tree, items[k])
 
 
 @kernel

@@ -8,6 +8,7 @@ import gzip
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -68,6 +69,11 @@ def write_dumps(hang: PlantedHang, folder: Path, form: DumpForm, seed: int = 0) 
         path.write_text(_stack(name), "utf-8")
         paths.append(path)
     return paths
+
+
+def recorded(hang: PlantedHang, form: DumpForm, rank: int) -> dict[str, Any]:
+    """Return the content of the dump of a rank, as its recorder has it at the hang's moment."""
+    return _Recorder(hang, form, rank, hang.moment, 0).dump()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +201,9 @@ def _status(entries: Sequence[dict[str, Any]], number: int) -> dict[str, int]:
     }
 
 
+@lru_cache(maxsize=64)
 def _frames(place: str) -> list[dict[str, Any]]:
+    """Return a stack: always the same frames, which a pickle then refers to."""
     return [
         {"name": "wrapper", "filename": "torch/distributed/c10d_logger.py", "line": 83},
         {"name": place, "filename": _FILES.get(place, "train.py"), "line": 100 + len(place)},
