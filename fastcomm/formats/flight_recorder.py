@@ -268,9 +268,8 @@ class _Tree:
     def __init__(self, path: Path, text: bytes) -> None:
         """Scan a pickle; `problem` says what ends it before its end."""
         self.text = np.frombuffer(text, np.uint8)
-        self.node, self.stack, self.marks, memo, self.value, self.links = _room(
-            len(text) + pickles.SHARED
-        )
+        room = _room(len(text) + pickles.SHARED)
+        self.node, self.stack, self.marks, memo, self.value, self.links = room
         self.tree = (self.node, self.value, self.links)
         state = pickles.scan(self.text, self.tree, self.stack, self.marks, memo)
         self.problem, self.root, self.nodes = "", state[pickles.ROOT], state[pickles.NODES]

@@ -22,8 +22,8 @@ WHOLE, CUT, FOREIGN, BROKEN = range(4)
 # What a scan returns of itself.
 STATUS, OFFSET, ROOT, NODES, STACKED, MARKS, LINKS = range(7)
 
-# A number; begin and length of a text; first and last link of a container. A hash of the content:
-# equal for equal numbers, texts, and lists or tuples of these, in any file.
+# A number; begin and length of a text; first and last link of a container. Then a hash of the
+# content: equal for equal numbers, texts, and lists or tuples of these, in any file.
 _A, _B, _H = 0, 1, 2
 HASH = _H
 # The opcodes that dumps need, by their names in `pickletools`.
@@ -152,16 +152,14 @@ def _append_all(value: Ints, links: Ints, chain: int, items: Ints, count: int) -
 
 @kernel
 def _operand(text: Bytes, at: int, opcode: int) -> tuple[int, int]:
-    """Return where the operand of an opcode begins, from `at` on, and the number of its bytes.
+    """Return where the operand of an opcode begins whose length is at `at`, and the length.
 
     The second is -1 if the text ends before.
     """
-    size, wide = _BYTES[opcode], _LENGTH[opcode]
-    if wide:
-        if len(text) - at < wide:
-            return at, -1
-        size = _unsigned(text, at, wide)
-    begin = at + wide
+    wide = _LENGTH[opcode]
+    if len(text) - at < wide:
+        return at, -1
+    begin, size = at + wide, _unsigned(text, at, wide)
     return begin, size if size <= len(text) - begin else -1
 
 
@@ -172,6 +170,13 @@ def _lowest(opcode: int, height: int, marks: Ints, marked: int) -> int:
         return marks[marked - 1] if marked else -1
     low = height - _TAKES[opcode]
     return low if low >= (marks[marked - 1] if marked else 0) else -1
+
+
+@kernel
+def _container(node: Ints, kind: int, stack: Ints, low: int, marks: Ints, marked: int) -> int:
+    """Return the container of a kind below the items that it takes; NONE without one."""
+    is_above_mark = low >= 1 and (marked == 0 or low > marks[marked - 1])
+    return stack[low - 1] if is_above_mark and node[stack[low - 1]] == kind else NONE
 
 
 @kernel
@@ -280,22 +285,16 @@ def scan(
             low = _lowest(opcode, height, marks, marked)
             marked -= low >= 0 and _TAKES[opcode] == 0
             kind = _KIND[opcode]
-            if low < 0 or (kind == DICT and (height - low) % 2 != 0):
+            target = nodes
+            if does == _ADDS:
+                target = _container(node, kind, stack, low, marks, marked)
+            if low < 0 or target == NONE or (kind == DICT and (height - low) % 2 != 0):
                 status = BROKEN
                 break
             if does == _COLLECTS:
-                target = nodes
                 node[target] = kind
                 _empty(value, target)
                 nodes += 1
-            elif low < 1 or (marked and low <= marks[marked - 1]):
-                status = BROKEN
-                break
-            else:
-                target = stack[low - 1]
-                if node[target] != kind:
-                    status = BROKEN
-                    break
             count = _append_all(value, links, target, stack[low:height], count)
             height = low
             if does == _COLLECTS:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+import pickletools
 import struct
 from contextlib import suppress
 
@@ -79,6 +80,18 @@ def test_a_pickle_is_read_as_it_was_written(tmp_path):
     assert frames(got.path, 1) == ["step (train.py:7)"]
 
 
+def test_items_that_are_appended_one_by_one_are_those_of_one_list(tmp_path):
+    content = pickletools.optimize(pickle.dumps(dump(CALL), 2))
+    grown = content.replace(b"](K\x04K\x08e", b"]K\x04aK\x08a")
+    assert grown != content
+    one, two = (
+        read(written(tmp_path, text, f"rank_{rank}"))
+        for rank, text in enumerate((content, grown))
+    )
+    assert arguments(two.path, 0) == arguments(one.path, 0)
+    assert two.calls.shapes[0].tolist() == one.calls.shapes[0].tolist()
+
+
 NAMES = st.sampled_from(["nccl:all_reduce", "gloo:barrier", "nccl:send 0->1"])
 SHAPES = st.lists(st.lists(st.integers(0, 1 << 40), max_size=3), max_size=3)
 
@@ -146,6 +159,8 @@ HOSTILE = {
     "items without a mark": b"\x80\x02}NNu.",
     "an append to nothing": b"\x80\x02Na.",
     "nothing but a stop": b"\x80\x02.",
+    "an append to a dictionary": b"\x80\x02}Na.",
+    "a tuple and a list of nothing": b"\x80\x02(t(la.",
     "a thousand marks": b"\x80\x02" + b"(" * 1000 + b".",
     "a dictionary of a key alone": b"\x80\x02(X\x01\x00\x00\x00ad.",
     "a call that is a number": b"\x80\x02}X\x07\x00\x00\x00entries](K\x01K\x02es.",
