@@ -168,7 +168,8 @@ def _files_of(paths: Iterable[str | Path]) -> Iterator[Path]:
     for name in paths:
         path = place_of(name)
         if path.is_dir():
-            yield from sorted(one for one in path.rglob("*") if one.is_file())
+            # By text: paths compare part by part.
+            yield from sorted((one for one in path.rglob("*") if one.is_file()), key=str)
         elif path.is_file():
             yield path
         elif path.exists():

@@ -93,8 +93,8 @@ class RankCalls:
 
     def direction(self, name: int) -> int:
         """Return whether a message of some name goes to a later place, 1, or an earlier, -1."""
-        match = _MESSAGE.search(self.calls.names[name])
-        return (int(match[3]) > int(match[2])) * 2 - 1 if match else 0
+        message = _message_of(self.calls.names[name])
+        return (message[2] > message[1]) * 2 - 1 if message else 0
 
     def op(self, at: int) -> str:
         """Return the operation of a call."""
@@ -127,6 +127,13 @@ class RankCalls:
     def is_message(self) -> Flags:
         """Whether each call is a message."""
         return _are_messages(self.calls)
+
+    def place(self, group: DumpedGroup, number: int) -> int | None:
+        """Return the place of a collective, of a batch the first; None where it is absent."""
+        is_it = (self.number == number) & ~self.is_message
+        own = [k for k, key in enumerate(self.keys) if key is group]
+        at = np.flatnonzero(is_it & np.isin(self.calls.group, own))
+        return int(at[0]) if len(at) else None
 
     @cached_property
     def places(self) -> dict[tuple[DumpedGroup, int], int]:
@@ -193,8 +200,15 @@ def _read_again(path: Path, _changed: int, _size: int) -> RankCalls:
     return of_dump(read(path))
 
 
+@lru_cache(maxsize=4096)
+def _message_of(name: str) -> tuple[str, int, int] | None:
+    """Return side, own place in the group and that of the peer, by a profiling name."""
+    match = _MESSAGE.search(name)
+    return None if match is None else (match[1], int(match[2]), int(match[3]))
+
+
 def _are_messages(calls: Calls) -> Flags:
-    named = np.array([_MESSAGE.search(name) is not None for name in calls.names], bool)
+    named = np.array([_message_of(name) is not None for name in calls.names], bool)
     by_name = named[calls.name] if len(named) else np.zeros(0, bool)
     is_message: Flags = (calls.is_message == 1) | by_name
     return is_message
@@ -202,18 +216,19 @@ def _are_messages(calls: Calls) -> Flags:
 
 def _peer(name: str, key: DumpedGroup) -> int | None:
     """Return the rank of a message's other side: names have places in the group."""
-    match = _MESSAGE.search(name)
-    if match is None:
+    message = _message_of(name)
+    if message is None:
         return None
-    place = int(match[3])
+    place = message[2]
     return key.ranks[place] if place < len(key.ranks) else place if not key.ranks else None
 
 
+@lru_cache(maxsize=4096)
 def _op_of(name: str) -> str:
     """Return the operation of a profiling name."""
     op = name.rpartition(":")[2]
-    match = _MESSAGE.search(op)
-    return match[1] if match else op
+    message = _message_of(op)
+    return message[0] if message else op
 
 
 def is_all_to_all(op: str) -> bool:
@@ -301,7 +316,7 @@ def _ordinals(calls: Calls, keys: Sequence[DumpedGroup]) -> tuple[Ints, dict[Sid
     ordinal = np.zeros(len(calls), np.int64)
     sides: dict[Side, list[Ints]] = {}
     for k, name in enumerate(calls.names):
-        if _MESSAGE.search(name) is None:
+        if _message_of(name) is None:
             continue
         of_name = np.flatnonzero(calls.name == k)
         for place in np.unique(calls.group[of_name]).tolist():

@@ -104,7 +104,7 @@ def gather(paths: Iterable[Path], dumped: Iterable[int] = ()) -> FileEvidence:
     """
     most = _TIMES_RANKS * (1 + max(dumped, default=0))
     gathered = _Gathered()
-    for path in sorted(paths):
+    for path in sorted(paths, key=str):
         if (file := read_text(path)) is not None:
             gathered.add(file, most)
     return FileEvidence(

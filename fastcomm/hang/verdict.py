@@ -170,7 +170,7 @@ class Judge:
         calls = {}
         for rank in self.job.members.get(stop.group, ()):
             own = self.job.ranks.get(rank)
-            at = own.places.get((stop.group, stop.number)) if own else None
+            at = own.place(stop.group, stop.number) if own else None
             if own is not None and at is not None:
                 calls[rank] = own.call(at)
         return calls

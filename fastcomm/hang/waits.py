@@ -133,7 +133,7 @@ class WaitGraph:
     def _has_passed(self, calls: RankCalls, stop: Stop) -> bool:
         """Return whether a rank has done, or is in, a collective that is no stop of its own."""
         assert stop.number is not None
-        at = calls.places.get((stop.group, stop.number))
+        at = calls.place(stop.group, stop.number)
         if at is None:  # never called, or so long ago that it is left out
             return stop.number <= calls.last.get(stop.group, 0)
         front = self.fronts.get(calls.rank)

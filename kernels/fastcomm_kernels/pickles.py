@@ -130,20 +130,22 @@ def mixed(h: int, number: int) -> int:
 
 
 @kernel
-def _append_all(value: Ints, links: Ints, chain: int, items: Ints, count: int) -> int:
-    """Append nodes to the chain of a container, and to its hash; return the number of links."""
-    if len(items) == 0:
+def _append_all(
+    value: Ints, links: Ints, chain: int, stack: Ints, low: int, high: int, count: int
+) -> int:
+    """Append stacked nodes to the chain and hash of a container; return the number of links."""
+    if low == high:
         return count
     h = value[chain, _H]
     if value[chain, _A] == NONE:
         value[chain, _A] = count
     else:
         links[value[chain, _B], 1] = count
-    for item in items:
-        links[count, 0] = item
-        h = mixed(h, value[item, _H])
+    for k in range(low, high):
+        links[count, 0] = stack[k]
+        links[count, 1] = count + 1
+        h = mixed(h, value[stack[k], _H])
         count += 1
-        links[count - 1, 1] = count
     value[chain, _H] = h
     links[count - 1, 1] = NONE
     value[chain, _B] = count - 1
@@ -170,13 +172,6 @@ def _lowest(opcode: int, height: int, marks: Ints, marked: int) -> int:
         return marks[marked - 1] if marked else -1
     low = height - _TAKES[opcode]
     return low if low >= (marks[marked - 1] if marked else 0) else -1
-
-
-@kernel
-def _container(node: Ints, kind: int, stack: Ints, low: int, marks: Ints, marked: int) -> int:
-    """Return the container of a kind below the items that it takes; NONE without one."""
-    is_above_mark = low >= 1 and (marked == 0 or low > marks[marked - 1])
-    return stack[low - 1] if is_above_mark and node[stack[low - 1]] == kind else NONE
 
 
 @kernel
@@ -285,17 +280,19 @@ def scan(
             low = _lowest(opcode, height, marks, marked)
             marked -= low >= 0 and _TAKES[opcode] == 0
             kind = _KIND[opcode]
-            target = nodes
-            if does == _ADDS:
-                target = _container(node, kind, stack, low, marks, marked)
-            if low < 0 or target == NONE or (kind == DICT and (height - low) % 2 != 0):
-                status = BROKEN
-                break
-            if does == _COLLECTS:
+            target = NONE
+            if does == _COLLECTS and low >= 0:
+                target = nodes
                 node[target] = kind
                 _empty(value, target)
                 nodes += 1
-            count = _append_all(value, links, target, stack[low:height], count)
+            elif low >= 1 and (marked == 0 or low > marks[marked - 1]):
+                target = stack[low - 1]
+            is_uneven = kind == DICT and (height - low) % 2 != 0
+            if target == NONE or node[target] != kind or is_uneven:
+                status = BROKEN
+                break
+            count = _append_all(value, links, target, stack, low, height, count)
             height = low
             if does == _COLLECTS:
                 stack[height] = target
@@ -338,7 +335,7 @@ def closed(
             many -= many % 2
         elif node[target] != LIST:
             return NONE
-        count = _append_all(value, links, target, stack[low : low + many], count)
+        count = _append_all(value, links, target, stack, low, low + many, count)
         height = low
     return stack[0] if height else NONE
 
