@@ -90,8 +90,9 @@ bench-check: .venv/.dev ## The same; what is under its bar fails
 bench-compare: .venv/.dev ## Measure this checkout and revision REV in pairs; fails nothing
 	$(BIN)/python bench/compare.py $(REV)
 
-bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, and a trace of 5 GB (10 GB of disk)
+bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, a trace of 5 GB, 16 384 dumps (12 GB of disk)
 	$(BIN)/python bench/scale.py --write docs/scale.md
+	$(BIN)/python bench/hang_scale.py
 
 soak: .venv/.dev ## Run what takes an hour: every moment, option and size, and bars beside it
 	$(MAKE) ABREAST=1 --jobs=2 soak-tests soak-bars

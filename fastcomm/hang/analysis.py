@@ -297,8 +297,8 @@ def _stand(judge: Judge, rank: int) -> str:
     """Return where a rank stands, with its file."""
     calls = judge.job.ranks.get(rank)
     if calls is None:
-        what = "no readable dump" if rank in judge.job.unreadable else "no dump"
-        return f"rank {rank} has {what}"
+        dump = "no readable dump" if rank in judge.job.unreadable else "no dump"
+        return f"rank {rank} has {dump}"
     if front := judge.waits.fronts.get(rank):
         call = front[0]
         number = "" if call.is_message else f" #{call.number}"

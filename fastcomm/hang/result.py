@@ -225,7 +225,8 @@ def _sentence(hang: Hang) -> str:
 
 def _nobody(hang: Hang) -> str:
     """Return a sentence for a hang in which only unreadable dumps could name the culprit."""
-    call = f" in {hang.collective.title} of the {hang.group.title}" if hang.collective else ""
+    call = f" in {hang.collective.title}" if hang.collective else ""
+    call += f" of the {hang.group.title}" if hang.collective and hang.group else ""
     waiting, whom = named_ranks(hang.waiting).capitalize(), named_ranks(hang.unreadable)
     return (
         f"{waiting} wait{call} for {whom}, whose dump cannot be read: nothing tells who holds "

@@ -81,8 +81,8 @@ def _of_rank(source: Source, calls: RankCalls | None) -> str:
     except FastcommError as error:
         return f"the trace of rank {source.rank} is not read: {error}"
     last = [*_last_work(trace)]
-    what = f": {'; '.join(last)}" if last else ""
-    return f"the trace of rank {source.rank} ends{_since(trace, calls)}{what} ({source.path})"
+    ending = f": {'; '.join(last)}" if last else ""
+    return f"the trace of rank {source.rank} ends{_since(trace, calls)}{ending} ({source.path})"
 
 
 def _since(trace: Trace, calls: RankCalls | None) -> str:
