@@ -92,7 +92,7 @@ class Hang(TableResult):
     @property
     def advice(self) -> str:
         """What the kind means, and what to do about it."""
-        return _ADVICE[self.kind]
+        return _ADVICE[self.kind] if self.culprits or not self.hang else _DUMP_AGAIN
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
@@ -207,6 +207,11 @@ _ADVICE = {
     "library, or a root of a broadcast or reduce that differs. Look at counters of the "
     "network and at NCCL RAS, and repeat with NCCL_DEBUG=INFO.",
 }
+
+_DUMP_AGAIN = (
+    "The others wait for ranks whose dump cannot be read. Let these dump again; if they no "
+    "longer can, look at their exit codes and at the ends of their logs."
+)
 
 
 def _sentence(hang: Hang) -> str:
