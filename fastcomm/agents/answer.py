@@ -248,7 +248,8 @@ def _column(name: str, values: pa.ChunkedArray) -> tuple[str, list[Any]]:
         return name, texts
     if name in _WIDER:
         return f"{name} [ns]", cells
-    largest = max((abs(cell) for cell in cells if cell is not None), default=0)
+    finite = (abs(cell) for cell in cells if cell is not None and isfinite(cell))
+    largest = max(finite, default=0)
     factor, label = _scale(unit, largest)
     heading = f"{name.removesuffix('_ns')} [{label}]" if label else name
     return heading, [_short(cell, factor) for cell in cells]

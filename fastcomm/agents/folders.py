@@ -51,11 +51,12 @@ class Folders:
         """
         if not name.strip() or is_url(name) or "\0" in name:
             raise ConfigError(f"{name!r} is no run; list_runs names the runs")
-        inside = [path for path in self._candidates(name) if self._is_inside(path)]
+        paths = [*self._candidates(name)]
+        inside = [path for path in paths if self._is_inside(path)]
         for path in inside:
             if path.exists():
                 return path
-        if inside:
+        if len(inside) == len(paths):
             raise ConfigError(f"{name}: no such run; list_runs names the runs")
         raise ConfigError(f"{name} is outside of the directories of this server")
 

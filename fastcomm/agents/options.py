@@ -150,8 +150,8 @@ def _numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of "0-7,12". Raises `ConfigError` for anything else."""
     numbers: list[int] = []
     for part in text.replace(" ", "").split(","):
-        first, _, last = part.partition("-")
-        last = last or first
+        first, dash, last = part.partition("-")
+        last = last if dash else first
         if not all(one.isdecimal() and one.isascii() and len(one) < 8 for one in (first, last)):  # noqa: PLR2004
             raise ConfigError(f"{text!r}: expected numbers, as in 0-7,12")
         if int(last) - int(first) > 10**6:

@@ -563,7 +563,7 @@ def write_page(session: Session, arguments: WritePageArguments) -> Answer:
     from fastcomm.report.page import write_report
 
     if session.out is None:
-        raise ConfigError("this server writes no pages; start it with --out DIR")
+        raise ConfigError("this server writes no pages; start it with --out=DIR")
     name = arguments.name if arguments.name.endswith(".html") else f"{arguments.name}.html"
     if not _FILE_NAME.fullmatch(name):
         raise ConfigError(f"name {arguments.name!r}: expected a file name, as in report.html")
