@@ -31,6 +31,7 @@ COMMANDS = {
     "report": "Write an HTML page of all metrics, causes first",
     "compare": "Compare two runs: what changed, and what it costs",
     "watch": "Report the profiled windows of running jobs, and what changed",
+    "baseline": "Save the metrics of a run, to compare later runs with",
     "kernels": "List the kernels of a run: how long, how often, where",
     "sql": "Answer SQL queries on the ranks, steps and events of a run",
     "critical-path": "Find the chain of work that determines the step time",
@@ -53,6 +54,7 @@ COMMANDS = {
 # Others are `run` of the module `command` in the package with their name.
 _PLACES = {
     "compare": "comparison.command.run",
+    "baseline": "comparison.command.baseline",
     "kernels": "device_work.command.run",
     "what-if": "critical_path.command.what_if",
     "plan": "planning.command.run",

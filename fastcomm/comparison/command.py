@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import click
 
 from fastcomm.checks import shortened
-from fastcomm.cli.commands import OptionsCommand, option, typed_options
+from fastcomm.cli.commands import CommandGroup, OptionsCommand, option, typed_options
 from fastcomm.cli.messages import warn
 from fastcomm.cli.results import ResultFiles, exit_if_skipped, give, result_options
-from fastcomm.cli.runs import ExecutionOptions, executor_for, measure_options, open_traces
+from fastcomm.cli.runs import (
+    ExecutionOptions,
+    executor_for,
+    measure_options,
+    open_traces,
+    opened_run,
+)
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import MEASUREMENT, OUTPUT
@@ -43,6 +49,7 @@ Examples:
   fastcomm metrics monday/ --output baseline/
   fastcomm compare baseline/ tuesday/
   fastcomm compare monday/ tuesday/ --html change.html
+  fastcomm compare tuesday/ --baseline monday
   fastcomm compare baseline/ traces/ --fail-if 'iteration.mean_ns > +3%' \\
     --fail-if 'overlap.average_overlap_ratio < 50%'
 """
@@ -138,7 +145,14 @@ fail_if_option = option(
 
 @click.command("compare", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("before")
-@click.argument("after")
+@click.argument("after", required=False)
+@option(
+    "--baseline",
+    metavar="NAME",
+    group=MEASUREMENT,
+    is_common=True,
+    help="Compare with a baseline of `fastcomm baseline save`, beside the run.",
+)
 @fail_if_option
 @option(
     "--no-kernels",
@@ -154,7 +168,8 @@ def run(
     /,
     *,
     before: str,
-    after: str,
+    after: str | None,
+    baseline: str | None,
     conditions: tuple[str, ...],
     no_kernels: bool,
     files: ResultFiles,
@@ -165,7 +180,8 @@ def run(
     """Compare two runs: what changed, ranked by its effect on the step time.
 
     BEFORE and AFTER are directories of traces, URLs, stores, or saved metrics: a file of
-    fastcomm metrics --json, or a directory of its --output. The change of the step time is
+    fastcomm metrics --json, or a directory of its --output. With --baseline, only one run is
+    given: the one after. The change of the step time is
     split exactly into the parts of the breakdown. Of traces, kernels, operators and annotations
     are compared, too. Reading options apply to both runs.
 
@@ -179,7 +195,7 @@ def run(
     from fastcomm.comparison.tables import show
 
     parsed = [Condition.parsed(text) for text in conditions]
-    sides = _Side.of("BEFORE", before), _Side.of("AFTER", after)
+    sides = _sides(before, after, baseline)
     _check_saved(ctx, sides)
     with_page = files.html is not None
     with executor_for(execution) as executor:
@@ -199,12 +215,29 @@ def run(
         from fastcomm.comparison import page as pages
         from fastcomm.show.pages import write as write_page
 
-        write_page(pages.page(comparison, (before, after), timelines), files.html)
+        write_page(
+            pages.page(comparison, (sides[0].path, sides[1].path), timelines), files.html
+        )
     shown = partial(show, conditions=[condition.text for condition in parsed])
     give(comparison, files, "compare", shown)
     if holding:
         ctx.exit(REGRESSED)
     exit_if_skipped([rank for side in both for rank in skipped_of(side)])
+
+
+def _sides(before: str, after: str | None, baseline: str | None) -> "tuple[_Side, _Side]":
+    """Return both runs; with a baseline, the only argument is the run after."""
+    from fastcomm.comparison.baselines import baseline_path, load_baseline
+
+    if baseline is None:
+        if after is None:
+            raise click.UsageError("Missing argument 'AFTER', or option '--baseline NAME'.")
+        return _Side.of("BEFORE", before), _Side.of("AFTER", after)
+    if after is not None:
+        raise click.UsageError("--baseline takes the place of BEFORE: give one run.")
+    path = str(baseline_path(baseline, before))
+    saved = _Side(name="BEFORE", path=path, saved=dict(load_baseline(baseline, before)))
+    return saved, _Side.of("AFTER", before)
 
 
 _MOST_WARNINGS = 8
@@ -302,3 +335,45 @@ def _named(name: str, path: str) -> Iterator[None]:
         yield
     except FastcommError as error:
         raise type(error)(f"{name} ({path}): {error}") from error
+
+
+_BASELINE_EXAMPLES = """\b
+Examples:
+  fastcomm baseline save monday traces/
+  fastcomm metrics tuesday/ --baseline monday
+  fastcomm compare tuesday/ --baseline monday --fail-if 'iteration.mean_ns > +3%'
+"""
+
+
+@click.group("baseline", cls=CommandGroup, epilog=_BASELINE_EXAMPLES)
+def baseline() -> None:
+    """Save the metrics of a run under a name, to compare later runs with."""
+
+
+@baseline.command("save", cls=OptionsCommand)
+@click.argument("name")
+@click.argument("path", metavar="RUN")
+@measure_options
+def save(
+    *,
+    name: str,
+    path: str,
+    metrics: MetricsOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+) -> None:
+    """Save the metrics of RUN as the baseline NAME.
+
+    It is a file of some kilobytes, fastcomm-baselines/NAME.json in the directory that contains
+    RUN, and replaces a baseline of that name when it is complete. `fastcomm metrics` and
+    `fastcomm compare` take it by --baseline NAME for runs in the same directory.
+    """
+    from fastcomm.comparison.baselines import baseline_path, save_baseline
+    from fastcomm.metrics.computation import compute_metrics
+
+    baseline_path(name, path)  # a wrong name is an error before minutes of reading
+    with opened_run((path,), reading, execution) as run:
+        measured = compute_metrics(run, replace(metrics, with_tables=False))
+    warn(measured.warnings)
+    click.echo(f"saved {save_baseline(name, path, measured)}")
+    exit_if_skipped(measured.skipped)

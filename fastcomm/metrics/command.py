@@ -17,7 +17,7 @@ from fastcomm.cli.results import (
 )
 from fastcomm.cli.runs import ExecutionOptions, measure_options, opened_run, throughput_options
 from fastcomm.metrics.options import MetricsOptions
-from fastcomm.option_fields import OUTPUT
+from fastcomm.option_fields import MEASUREMENT, OUTPUT
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -51,6 +51,14 @@ Examples:
     not_with=("--json",),
     help="Print the specification formulas, and utilization by --bytes.",
 )
+@option(
+    "--baseline",
+    metavar="NAME",
+    group=MEASUREMENT,
+    is_common=True,
+    not_with=("--json",),
+    help="Compare with a baseline of `fastcomm baseline save`, beside the run.",
+)
 @throughput_options
 @measure_options
 @prometheus_option
@@ -61,6 +69,7 @@ def run(
     full: bool,
     spec: bool,
     prometheus: Path | None,
+    baseline: str | None,
     files: ResultFiles,
     metrics: MetricsOptions,
     reading: ReadOptions,
@@ -76,6 +85,11 @@ def run(
     If the traces do not name their process groups, pass the run layout (--tp, --pp, ...).
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 done without some ranks (--keep-going).
     """
+    saved = None
+    if baseline is not None:
+        from fastcomm.comparison.baselines import load_baseline
+
+        saved = load_baseline(baseline, paths[0])
     wants_tables = files.output is not None or files.html is not None
     measured = _measured(paths, replace(metrics, with_tables=wants_tables), reading, execution)
     if files.html is not None:
@@ -92,6 +106,12 @@ def run(
     from fastcomm.metrics import tables
 
     give(measured, files, "metrics", partial(tables.show, full=full, spec=spec))
+    if saved is not None:
+        from fastcomm.comparison.result import compare
+        from fastcomm.comparison.tables import show
+
+        click.echo(f"\nAgainst the baseline {baseline}:")
+        show(compare(saved, measured.contents()), ())
     exit_if_skipped(measured.skipped)
 
 
