@@ -5,10 +5,11 @@
     python docs/agents_accuracy.py judge FOLDER ANSWERS.json
 
 `make` writes 60 runs below `FOLDER/runs`: made-up jobs of all faults and of none, recorded
-jobs, and jobs that hang. `questions.json` has five questions for each, and says how to answer them.
-`truth.json` has the right answers: agents must not see it. `client` asks the server as a script
-would, by fixed rules, and measures tokens (a quarter of the characters) and time; its answers
-show what the tools tell without an agent's judgment. `judge` compares answers of anybody.
+jobs, and jobs that hang. `questions.json` has five questions for each, and says how to answer
+them. `truth.json` has the right answers: agents must not see it. `client` asks the server as a
+script would, by fixed rules, and measures tokens (a quarter of the characters) and time; its
+answers show what the tools tell without an agent's judgment. `judge` compares answers of
+anybody.
 """
 
 import argparse
@@ -291,7 +292,7 @@ _MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 
 def milliseconds(text: str) -> float:
     """Return the time that a text of an answer begins with, in ms: "2.14 ms, 2.9 %"."""
-    number, unit = text.split(",")[0].split()[:2]
+    number, unit = text.partition(",")[0].split()[:2]
     return float(number.replace(" ", "")) * _MS[unit]
 
 
@@ -417,9 +418,9 @@ def main() -> None:
         _save(options.answers, answers)
         slowest = max(log, key=lambda one: one["seconds"])
         longest = max(log, key=lambda one: one["tokens"])
-        print(f"slowest: {slowest}\nlongest: {longest}")
+        sys.stdout.write(f"slowest: {slowest}\nlongest: {longest}\n")
     verdict = judge(options.folder, json.loads(options.answers.read_text("utf-8")))
-    print(json.dumps(verdict, indent=1))
+    sys.stdout.write(json.dumps(verdict, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ hangs, in this order:
 - `sql`: a query for DuckDB; the following `text` block is its result.
 - `pycon`: a Python session; all blocks of a page share their variables.
 
+The page of agents repeats the method of `fastcomm skill` between two marks.
+
 Run this file to update all pages, or with paths of pages to update only these. It imports a
 builder of `tests`, which has to be on the path.
 """
@@ -30,6 +32,7 @@ import click
 from builders.hang_files import write_example
 from click.testing import CliRunner
 
+from fastcomm.agents.guide import method
 from fastcomm.cli.commands import HELP_ALL, group_title, meaning
 from fastcomm.cli.main import main
 
@@ -45,6 +48,7 @@ OPTIONS_PAGE = DOCS / "options.md"
 _SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _QUERY = re.compile(r"(^```sql\n(.*?)^```\n+```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"(?<=^```pycon\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
+_METHOD = re.compile(r"(?<=<!-- the method -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _WIDTH = 90
 # A message that a command prints only when it compiles the kernels.
 _COMPILING = "fastcomm: compiling its kernels"
@@ -169,6 +173,7 @@ def demo_folder() -> Iterator[Path]:
 
 def update(text: str, folder: Path) -> str:
     """Return a page with current outputs of its commands, queries and Python sessions."""
+    text = _METHOD.sub(lambda _: method(), text)
     return update_python(_update_queries(_update_commands(text, folder), folder), folder)
 
 
