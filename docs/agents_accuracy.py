@@ -360,8 +360,12 @@ class ScriptedClient:
         if causes:
             return own | self._of_cause(causes[0], step)
         idle = await self.ask("idle_causes", run=run)
+        by_cause = {row[0]: row[1] for row in reversed(idle["rows"])}  # the largest name
         for one in idle["totals"][1:]:
-            if one["what"] in _IDLE and milliseconds(one["value"]) >= _LEAST_IDLE * step:
+            is_other = one["what"] == "python" and "gc" not in by_cause.get("python", "")
+            if one["what"] not in _IDLE or is_other:
+                continue
+            if milliseconds(one["value"]) >= _LEAST_IDLE * step:
                 cost = milliseconds(one["value"])
                 return own | {"cause": _IDLE[one["what"]], "cost_ms": cost}
         return own

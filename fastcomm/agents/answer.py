@@ -39,13 +39,13 @@ _WIDER = {"start_ns", "stop_ns"}  # moments, of which all digits count
 class Total:
     """A number or fact of an answer, as text with its unit, and the rows that it is from."""
 
-    what: str
+    name: str
     value: str
     rows: str
 
     def to_dict(self) -> dict[str, str]:
         """Return the JSON object."""
-        return {"what": self.what, "value": self.value, "rows": self.rows}
+        return {"what": self.name, "value": self.value, "rows": self.rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def rendered(answer: Answer, page: RowsPage) -> str:
     # Who asks for more rows has seen the totals.
     totals = answer.totals if page.table is None and page.offset == 0 else answer.totals[:1]
     text.add_items("totals", [total.to_dict() for total in totals], _TOTALS_SHARE * most)
-    unknown = [{"what": what, "why": why} for what, why in answer.unknown]
+    unknown = [{"what": name, "why": why} for name, why in answer.unknown]
     text.add_items("unknown", unknown, _FIXED_SHARE * most)
     text.add_items("further", [*_ways(answer, page)], _FIXED_SHARE * most)
     text.add_items("notes", [*answer.notes], _FIXED_SHARE * most)

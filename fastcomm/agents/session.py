@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastcomm.trace.run import RunTraces, Source
 
 T = TypeVar("T")
-Report = Callable[[float, float, str], None]  # done, total, message
+ReportProgress = Callable[[float, float, str], None]  # done, total, message
 _MOST_RESULTS = 6  # that stay in memory
 _PAUSE_S = 0.1  # between two reports of progress
 _LAYOUT = ("tp", "pp", "dp", "ep", "cp", "order")
@@ -42,7 +42,7 @@ class RunChoice:
 
 
 @dataclass(kw_only=True)
-class Session:
+class AgentSession:
     """The directories of a server, and the results that it has computed.
 
     `out` is the directory for pages; None writes none. `report` is called with progress.
@@ -51,7 +51,7 @@ class Session:
     folders: Folders
     out: Path | None = None
     workers: int = 1
-    report: Report = unreported
+    report: ReportProgress = unreported
     _results: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
 
     def path(self, choice: RunChoice) -> Path:

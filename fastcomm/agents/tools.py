@@ -24,7 +24,7 @@ from fastcomm.agents.options import (
     WhatIfArguments,
     WritePageArguments,
 )
-from fastcomm.agents.session import RunChoice, Session
+from fastcomm.agents.session import AgentSession, RunChoice
 from fastcomm.errors import ConfigError
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import build, field_infos, field_types, literals
@@ -43,7 +43,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FILE_ENDS = (".toml", ".json", ".yaml", ".yml", ".csv")
 
 
-def list_runs(session: Session, _: PageArguments) -> Answer:
+def list_runs(session: AgentSession, _: PageArguments) -> Answer:
     """Answer which directories have files."""
     rows = session.folders.listed()
     table = pa.table(
@@ -62,7 +62,7 @@ def list_runs(session: Session, _: PageArguments) -> Answer:
     )
 
 
-def describe_run(session: Session, arguments: RunArguments) -> Answer:
+def describe_run(session: AgentSession, arguments: RunArguments) -> Answer:
     """Answer what a run is: format, ranks, steps, groups, missing data."""
     from fastcomm.info.info import info
 
@@ -72,20 +72,20 @@ def describe_run(session: Session, arguments: RunArguments) -> Answer:
     )
     first = "first rank"
     totals = (
-        Total(what="ranks", value=_count_of(result.ranks, result.expected), rows="files"),
-        Total(what="files", value=f"{result.files}, {format_bytes(result.size)}", rows="files"),
+        Total(name="ranks", value=_count_of(result.ranks, result.expected), rows="files"),
+        Total(name="files", value=f"{result.files}, {format_bytes(result.size)}", rows="files"),
         Total(
-            what="format",
+            name="format",
             value=", ".join(sorted({one.format for one in result.details})),
             rows=first,
         ),
         Total(
-            what="steps",
+            name="steps",
             value=ranges(sorted(set(result.iterations["number"].to_pylist()))) or "none",
             rows=f"{first}; table iterations",
         ),
         Total(
-            what="mean step (host clock)",
+            name="mean step (host clock)",
             value=quantity("ns", result.step_ns),
             rows=f"{first}; table iterations",
         ),
@@ -103,8 +103,8 @@ def describe_run(session: Session, arguments: RunArguments) -> Answer:
 
 def _split(text: str) -> tuple[str, str]:
     """Return a sentence as what is unknown, and why."""
-    what, colon, why = text.partition(": ")
-    return (what, why) if colon else ("data", text)
+    subject, colon, why = text.partition(": ")
+    return (subject, why) if colon else ("data", text)
 
 
 def _count_of(ranks: tuple[int, ...], expected: int) -> str:
@@ -117,24 +117,24 @@ def _rows_of(metrics: "Metrics") -> str:
     return f"mean of {len(metrics.measured_ranks)} ranks x {steps} steps; table iterations"
 
 
-def measure(session: Session, arguments: MeasureArguments) -> Answer:
+def measure(session: AgentSession, arguments: MeasureArguments) -> Answer:
     """Answer where the time of a step goes."""
     metrics = session.metrics(arguments.choice, arguments.metrics)
     rows, step = _rows_of(metrics), metrics.iteration.mean_ns
     parts = [
-        Total(what=name, value=_time_and_share(share, step), rows=rows)
+        Total(name=name, value=_time_and_share(share, step), rows=rows)
         for name, share in metrics.breakdown.exact.items()
         if share or name in {"compute", "idle"}
     ]
     totals = (
-        Total(what="mean step", value=quantity("ns", step), rows=rows),
+        Total(name="mean step", value=quantity("ns", step), rows=rows),
         Total(
-            what="p99 step",
+            name="p99 step",
             value=quantity("ns", metrics.iteration.p99_ns),
             rows=rows.replace("mean", "99th percentile"),
         ),
         Total(
-            what="ranks",
+            name="ranks",
             value=_count_of(metrics.measured_ranks, metrics.expected_ranks),
             rows="table ranks",
         ),
@@ -200,16 +200,16 @@ def _notes(metrics: "Metrics") -> tuple[str, ...]:
     return (*metrics.warnings, *([note] if note else []))
 
 
-def findings(session: Session, arguments: MeasureArguments) -> Answer:
+def findings(session: AgentSession, arguments: MeasureArguments) -> Answer:
     """Answer the causes of lost time with their evidence, then the symptoms."""
     metrics = session.metrics(arguments.choice, arguments.metrics)
     causes = [one for one in metrics.findings if not one.is_symptom]
     about = metrics.health or f"{len(causes)} causes of lost time. {causes[0].text}"
     rows = _rows_of(metrics)
     totals = (
-        Total(what="mean step", value=quantity("ns", metrics.iteration.mean_ns), rows=rows),
-        Total(what="causes", value=str(len(causes)), rows="items"),
-        Total(what="symptoms", value=str(len(metrics.findings) - len(causes)), rows="items"),
+        Total(name="mean step", value=quantity("ns", metrics.iteration.mean_ns), rows=rows),
+        Total(name="causes", value=str(len(causes)), rows="items"),
+        Total(name="symptoms", value=str(len(metrics.findings) - len(causes)), rows="items"),
     )
     return Answer(
         about=about,
@@ -252,16 +252,16 @@ def _edit(edit: EditOptions) -> str:
     return ", ".join(texts)
 
 
-def idle_causes(session: Session, arguments: MeasureArguments) -> Answer:
+def idle_causes(session: AgentSession, arguments: MeasureArguments) -> Answer:
     """Answer why the device is idle."""
     metrics = session.metrics(arguments.choice, arguments.metrics)
     rows, step = _rows_of(metrics), metrics.iteration.mean_ns
     share = metrics.breakdown.exact.get("idle")
     causes = sorted(metrics.idle.items(), key=lambda pair: -(pair[1] or 0))
     totals = (
-        Total(what="idle", value=_time_and_share(share, step), rows=rows),
+        Total(name="idle", value=_time_and_share(share, step), rows=rows),
         *(
-            Total(what=name, value=_time_and_share(own, step), rows=rows)
+            Total(name=name, value=_time_and_share(own, step), rows=rows)
             for name, own in causes
         ),
     )
@@ -293,7 +293,7 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def kernels(session: Session, arguments: KernelArguments) -> Answer:
+def kernels(session: AgentSession, arguments: KernelArguments) -> Answer:
     """Answer which kernels take how long."""
     from fastcomm.device_work.analysis import sum_kernels
     from fastcomm.device_work.options import KernelOptions
@@ -308,7 +308,7 @@ def kernels(session: Session, arguments: KernelArguments) -> Answer:
     rows = f"{len(result.ranks)} ranks, {result.steps} steps of ranks; table kernels"
     totals = tuple(
         Total(
-            what=name,
+            name=name,
             value=f"{_per_step(ns, result.steps)}, {quantity('share', result.share(ns))} of it",
             rows=rows,
         )
@@ -333,7 +333,7 @@ def _per_step(ns: int, steps: int) -> str:
     return f"{format_ns(ns / steps)} a step" if steps else f"{format_ns(ns)} in total"
 
 
-def compare(session: Session, arguments: CompareArguments) -> Answer:
+def compare(session: AgentSession, arguments: CompareArguments) -> Answer:
     """Answer what changed between two runs."""
     from fastcomm.comparison import tables
     from fastcomm.comparison.two_runs import compare_runs
@@ -347,11 +347,11 @@ def compare(session: Session, arguments: CompareArguments) -> Answer:
     step = comparison.step
     rows = "mean step of the ranks that both runs have"
     totals = [
-        Total(what="step before", value=quantity("ns", step.before), rows=rows),
-        Total(what="step after", value=quantity("ns", step.after), rows=rows),
-        Total(what="change", value=quantity("relative", step.relative), rows=rows),
+        Total(name="step before", value=quantity("ns", step.before), rows=rows),
+        Total(name="step after", value=quantity("ns", step.after), rows=rows),
+        Total(name="change", value=quantity("relative", step.relative), rows=rows),
         *(
-            Total(what=f"part {part.name}", value=format_ns(part.effect_ns), rows="table parts")
+            Total(name=f"part {part.name}", value=format_ns(part.effect_ns), rows="table parts")
             for part in comparison.parts[:4]
         ),
     ]
@@ -381,7 +381,7 @@ def _state(before: float | None, after: float | None) -> str:
     return "gone" if after is None else "changed"
 
 
-def _compared(session: Session, name: str, text: str) -> "ComparedRun":
+def _compared(session: AgentSession, name: str, text: str) -> "ComparedRun":
     """Return a run of a comparison; `name` is that of the argument, for errors."""
     from fastcomm.comparison import result as comparisons
     from fastcomm.comparison.two_runs import ComparedRun
@@ -396,7 +396,7 @@ def _compared(session: Session, name: str, text: str) -> "ComparedRun":
     return ComparedRun.of_traces(traces, lambda run: _measured(session, choice, run, traces))
 
 
-def _measured(session: Session, choice: RunChoice, run: Any, whole: Any) -> "Metrics":
+def _measured(session: AgentSession, choice: RunChoice, run: Any, whole: Any) -> "Metrics":
     """Measure a run of a comparison: all of its ranks from memory, or some of them anew."""
     from fastcomm.metrics.computation import compute_metrics
 
@@ -405,16 +405,16 @@ def _measured(session: Session, choice: RunChoice, run: Any, whole: Any) -> "Met
     return compute_metrics(run, MetricsOptions(with_tables=False))
 
 
-def critical_path(session: Session, arguments: PathArguments) -> Answer:
+def critical_path(session: AgentSession, arguments: PathArguments) -> Answer:
     """Answer which chain of work determines the step."""
     path = session.critical_path(arguments.choice, step=arguments.step, rank=arguments.rank)
     total, rows = path.length_ns, f"step {path.step}, {named_ranks(path.ranks)}"
     classes = sorted(path.summary_ns().items(), key=lambda pair: -pair[1])
     totals = (
-        Total(what="path", value=format_ns(total), rows=f"{rows}; table critical_path"),
+        Total(name="path", value=format_ns(total), rows=f"{rows}; table critical_path"),
         *(
             Total(
-                what=name,
+                name=name,
                 value=f"{format_ns(ns)}, {percent(ns / total) if total else 'n/a'} of the path",
                 rows=f"{rows}; table critical_path",
             )
@@ -438,7 +438,7 @@ def critical_path(session: Session, arguments: PathArguments) -> Answer:
     )
 
 
-def what_if(session: Session, arguments: WhatIfArguments) -> Answer:
+def what_if(session: AgentSession, arguments: WhatIfArguments) -> Answer:
     """Answer how long the step takes after changes."""
     path: CriticalPath = session.critical_path(
         arguments.choice, step=arguments.step, rank=arguments.rank
@@ -448,19 +448,19 @@ def what_if(session: Session, arguments: WhatIfArguments) -> Answer:
     answer = path.what_if(**edits)
     rows = f"replay of step {path.step}, {named_ranks(path.ranks)}"
     interval = answer.interval.to_dict()
-    totals = [Total(what="step before", value=format_ns(answer.before_ns), rows=rows)]
+    totals = [Total(name="step before", value=format_ns(answer.before_ns), rows=rows)]
     if edits:
         saved = answer.before_ns - answer.after_ns
         totals += [
-            Total(what="step after", value=format_ns(answer.after_ns), rows=rows),
+            Total(name="step after", value=format_ns(answer.after_ns), rows=rows),
             Total(
-                what="step after, interval",
+                name="step after, interval",
                 value=f"{format_ns(interval['low_ns'])} to {format_ns(interval['high_ns'])}",
                 rows=f"error {quantity('share', interval['edit_error'])}: "
                 f"{interval['edit_error_of']}",
             ),
             Total(
-                what="saved",
+                name="saved",
                 value=f"{format_ns(saved)}, {percent(saved / answer.before_ns)} of the step",
                 rows=rows,
             ),
@@ -483,7 +483,7 @@ def what_if(session: Session, arguments: WhatIfArguments) -> Answer:
     )
 
 
-def hang(session: Session, arguments: RunArguments) -> Answer:
+def hang(session: AgentSession, arguments: RunArguments) -> Answer:
     """Answer why a job hangs, from the dumps of its flight recorder."""
     from fastcomm.hang.analysis import diagnose_hang
 
@@ -492,18 +492,18 @@ def hang(session: Session, arguments: RunArguments) -> Answer:
     )
     rows = f"dumps of {result.dumps} of {result.world_size} ranks"
     totals = [
-        Total(what="hangs", value="yes" if result.hang else "no", rows=rows),
-        Total(what="kind", value=result.kind, rows=rows),
-        Total(what="culprits", value=ranges(result.culprits) or "none", rows=rows),
-        Total(what="waiting", value=ranges(result.waiting) or "none", rows=rows),
-        Total(what="confidence", value=result.confidence, rows=rows),
+        Total(name="hangs", value="yes" if result.hang else "no", rows=rows),
+        Total(name="kind", value=result.kind, rows=rows),
+        Total(name="culprits", value=ranges(result.culprits) or "none", rows=rows),
+        Total(name="waiting", value=ranges(result.waiting) or "none", rows=rows),
+        Total(name="confidence", value=result.confidence, rows=rows),
     ]
     if result.group is not None:
         group = f"{result.group.name}, {result.group.desc}, {result.group.parallelism}"
-        totals.append(Total(what="group", value=shown(group), rows=rows))
+        totals.append(Total(name="group", value=shown(group), rows=rows))
     if result.collective is not None:
         call = f"{result.collective.op}, sequence {result.collective.sequence}"
-        totals.append(Total(what="call", value=shown(call), rows=rows))
+        totals.append(Total(name="call", value=shown(call), rows=rows))
     missing = [("dumps", f"none of ranks {ranges(result.missing)}")] if result.missing else []
     return Answer(
         about=result.headline,
@@ -516,7 +516,7 @@ def hang(session: Session, arguments: RunArguments) -> Answer:
     )
 
 
-def plan(_: Session, arguments: PlanArguments) -> Answer:
+def plan(_: AgentSession, arguments: PlanArguments) -> Answer:
     """Answer which strategies of a trainer are fastest."""
     from fastcomm.planning.options import PlanOptions
     from fastcomm.planning.search import search_plans
@@ -537,14 +537,14 @@ def plan(_: Session, arguments: PlanArguments) -> Answer:
     result = search_plans(build(PlanOptions, values, "plan"))
     rows = "estimates, nothing is run; table strategies"
     totals = [
-        Total(what="strategies tried", value=str(result.candidates), rows=rows),
-        Total(what="strategies that fit", value=str(len(result.plans)), rows=rows),
+        Total(name="strategies tried", value=str(result.candidates), rows=rows),
+        Total(name="strategies that fit", value=str(len(result.plans)), rows=rows),
     ]
     if result.plans:
         fastest = format_ns(result.plans[0].step_s * 1e9)
-        totals.append(Total(what="fastest step", value=fastest, rows=rows))
+        totals.append(Total(name="fastest step", value=fastest, rows=rows))
         equal = f"{result.equal} layouts, within the error to expect"
-        totals.append(Total(what="as fast as the fastest", value=equal, rows=rows))
+        totals.append(Total(name="as fast as the fastest", value=equal, rows=rows))
     about = f"{len(result.plans)} strategies of {arguments.trainer} fit; the fastest is first."
     return Answer(
         about=about if result.plans else result.nearest(),
@@ -556,7 +556,7 @@ def plan(_: Session, arguments: PlanArguments) -> Answer:
     )
 
 
-def write_page(session: Session, arguments: WritePageArguments) -> Answer:
+def write_page(session: AgentSession, arguments: WritePageArguments) -> Answer:
     """Write the page of a run below the directory for pages."""
     from fastcomm.report.analysis import results_for_page
     from fastcomm.report.options import ReportOptions
@@ -573,8 +573,8 @@ def write_page(session: Session, arguments: WritePageArguments) -> Answer:
     return Answer(
         about=f"Wrote the page of {arguments.run}: a file for a browser.",
         totals=(
-            Total(what="page", value=str(target), rows=_rows_of(results.metrics)),
-            Total(what="size", value=format_bytes(target.stat().st_size), rows="file"),
+            Total(name="page", value=str(target), rows=_rows_of(results.metrics)),
+            Total(name="size", value=format_bytes(target.stat().st_size), rows="file"),
         ),
     )
 
@@ -586,7 +586,7 @@ class AgentTool:
     name: str
     text: str
     arguments: type[Any]
-    answer: Callable[[Session, Any], Answer]
+    answer: Callable[[AgentSession, Any], Answer]
     writes: bool = False
 
     def schema(self) -> dict[str, Any]:
@@ -603,7 +603,7 @@ class AgentTool:
             "additionalProperties": False,
         }
 
-    def call(self, session: Session, values: Mapping[str, Any]) -> str:
+    def call(self, session: AgentSession, values: Mapping[str, Any]) -> str:
         """Return the text of the answer. Raises `FastcommError` for wrong arguments."""
         arguments = build(self.arguments, dict(values), self.name)
         page, answer = arguments.page(), self.answer(session, arguments)

@@ -61,13 +61,13 @@ def serve(
 
     """
     from fastcomm.agents.folders import Folders
-    from fastcomm.agents.session import Session
+    from fastcomm.agents.session import AgentSession
     from fastcomm.preparation import compile_kernels
 
     def report(done: float, total: float, message: str) -> None:
         _write(output, {"progress": [done, total, message]})
 
-    session = Session(
+    session = AgentSession(
         folders=Folders.of(settings["folders"]),
         out=None if settings["out"] is None else Path(settings["out"]),
         workers=settings["workers"],

@@ -350,7 +350,7 @@ def baseline() -> None:
     """Save the metrics of a run under a name, to compare later runs with."""
 
 
-@baseline.command("save", cls=OptionsCommand)
+@baseline.command("save", cls=OptionsCommand, epilog=_BASELINE_EXAMPLES)
 @click.argument("name")
 @click.argument("path", metavar="RUN")
 @measure_options

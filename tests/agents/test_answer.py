@@ -10,7 +10,7 @@ from builders.places import JOBS, RECORDED
 from fastcomm.agents.answer import CHARACTERS, Answer, RowsPage, Total, rendered
 from fastcomm.agents.folders import Folders
 from fastcomm.agents.guide import instructions, method, skill
-from fastcomm.agents.session import Session
+from fastcomm.agents.session import AgentSession
 from fastcomm.agents.tools import TOOLS
 from fastcomm.errors import ConfigError
 from fastcomm.synthetic.job import Job
@@ -27,7 +27,7 @@ def text_of(session, tool, **arguments):
 
 def session_of(folder, **more):
     """A session that may read a folder."""
-    return Session(folders=Folders.of([folder]), **more)
+    return AgentSession(folders=Folders.of([folder]), **more)
 
 
 def test_answers_on_recorded_jobs_are_small():
@@ -116,7 +116,7 @@ def test_numbers_have_units_and_unknown_is_no_zero():
 
 
 def test_what_does_not_fit_is_counted():
-    totals = tuple(Total(what=f"part {n}", value="1 ms", rows="a row") for n in range(400))
+    totals = tuple(Total(name=f"part {n}", value="1 ms", rows="a row") for n in range(400))
     notes = tuple(f"note {n} " * 60 for n in range(50))
     text = rendered(Answer(about="all", totals=totals, notes=notes), RowsPage(tokens=500))
     assert len(text) <= 500 * CHARACTERS
