@@ -1,6 +1,6 @@
 """The MCP server on stdin and stdout: it lists the tools, and has a worker compute answers.
 
-The worker is a process in a group of its own. A cancelled request ends it with all that it
+The worker is a process in a group of its own. A canceled request ends it with all that it
 started, and the next request gets a new one. Requests of a client are answered one at a time.
 """
 
@@ -103,7 +103,7 @@ class Worker:
             except (anyio.BrokenResourceError, anyio.IncompleteRead, anyio.EndOfStream):
                 await self.stop()
                 raise WorkerDiedError from None
-            except BaseException:  # cancelled: its work ends, too
+            except BaseException:  # canceled: its work ends, too
                 await self.stop()
                 raise
 

@@ -1,4 +1,4 @@
-"""The process that computes for a server, which ends it if a request is cancelled.
+"""The process that computes for a server, which ends it if a request is canceled.
 
 It reads requests from stdin, a JSON object a line, and writes to stdout: progress, and the
 answer or error of each. It ends with its server, whose end closes stdin.

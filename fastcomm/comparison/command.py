@@ -341,7 +341,7 @@ _BASELINE_EXAMPLES = """\b
 Examples:
   fastcomm baseline save monday traces/
   fastcomm metrics tuesday/ --baseline monday
-  fastcomm compare tuesday/ --baseline monday --fail-if 'iteration.mean_ns > +3%'
+  fastcomm compare tuesday/ --baseline monday
 """
 
 

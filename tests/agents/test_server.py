@@ -202,7 +202,7 @@ def test_requests_of_one_client_wait_for_each_other(runs):
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
-def test_a_cancelled_request_stops_its_work_within_a_second(tmp_path):
+def test_a_canceled_request_stops_its_work_within_a_second(tmp_path):
     write(Job.of(32, steps=2, layers=2), tmp_path / "run")
 
     async def session():
@@ -218,7 +218,7 @@ def test_a_cancelled_request_stops_its_work_within_a_second(tmp_path):
                 await client.call_tool(
                     "kernels", {"run": str(tmp_path / "run")}, progress_callback=progress
                 )
-                raise AssertionError("the request was not cancelled")
+                raise AssertionError("the request was not canceled")
             begin = time.monotonic()
             while is_alive(worker) and time.monotonic() - begin < 5:
                 await anyio.sleep(0.01)
