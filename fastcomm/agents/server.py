@@ -25,7 +25,7 @@ from mcp.server.stdio import stdio_server
 from fastcomm.agents.guide import instructions
 from fastcomm.agents.tools import TOOLS
 from fastcomm.errors import inert
-from fastcomm.process import safe_children, temporary_folder
+from fastcomm.process import SIGNALS, remove_all, safe_children, temporary_folder
 from fastcomm.version import __version__
 
 _GRACE_S = 0.4  # from SIGTERM to SIGKILL
@@ -195,8 +195,23 @@ async def _serve(settings: ServerSettings, scratch: Path) -> None:
     worker = Worker(settings=settings, scratch=scratch)
     server = server_of(worker)
     try:
-        async with stdio_server() as (reads, writes):
-            await worker.start()
-            await server.run(reads, writes, server.create_initialization_options())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_end_by_signal, worker)
+            async with stdio_server() as (reads, writes):
+                await worker.start()
+                await server.run(reads, writes, server.create_initialization_options())
+            tasks.cancel_scope.cancel()
     finally:
         await worker.stop()
+
+
+async def _end_by_signal(worker: Worker) -> None:
+    """End this process at Ctrl-C or SIGTERM, with its worker and temporary files.
+
+    A thread waits for stdin, and nothing else would interrupt that.
+    """
+    with anyio.open_signal_receiver(*SIGNALS) as signals:
+        async for number in signals:
+            await worker.stop()
+            remove_all()
+            os._exit(128 + number)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -260,6 +261,36 @@ def test_the_worker_ends_with_its_server(runs):
     while is_alive(worker) and time.monotonic() - begin < 5:
         time.sleep(0.02)
     assert not is_alive(worker)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_the_server_and_its_worker(runs, tmp_path, number):
+    how = mcp_client.parameters(runs)
+    process = subprocess.Popen(
+        [how.command, *how.args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **how.env, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        while not (own := children(process.pid)) and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(0.5)  # the worker handles signals from here on
+        process.send_signal(number)
+        process.wait(5)
+        begin = time.monotonic()
+        while any(map(is_alive, own)) and time.monotonic() - begin < 5:
+            time.sleep(0.02)
+        assert not any(map(is_alive, own))
+        assert process.stderr.read() == b""
+        if number != signal.SIGKILL:
+            assert process.returncode == 128 + number
+            assert [*tmp_path.iterdir()] == []
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
