@@ -12,10 +12,12 @@ from pathlib import Path
 import anyio
 import pytest
 from builders import mcp_client
+from builders.commands import invoke
 from builders.hang_files import write_example
 from builders.mcp_client import ask, refused, total
 from builders.processes import is_alive
 
+from fastcomm.agents.guide import skill
 from fastcomm.agents.tools import TOOLS
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
@@ -319,3 +321,13 @@ def test_a_run_that_changes_is_measured_again(runs, tmp_path):
 
     before, after = run(session)
     assert _ms(total(before, "mean step")) > _ms(total(after, "mean step"))
+
+
+def test_the_server_says_which_package_it_lacks(runs, monkeypatch):
+    monkeypatch.setattr("fastcomm.agents.command.find_spec", lambda _: None)
+    done = invoke("mcp", runs, code=1)
+    assert "pip install 'fastcomm[mcp]'" in done.stderr
+
+
+def test_the_skill_is_printed_as_a_file():
+    assert invoke("skill").stdout == skill()
