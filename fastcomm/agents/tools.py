@@ -5,7 +5,7 @@ JSON schema. Another tool needs a class, a function from a session to an `Answer
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
@@ -30,13 +30,14 @@ from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import build, field_infos, field_types, literals
 from fastcomm.options import EditOptions
 from fastcomm.trace.run import named_ranks, ranges
-from fastcomm.units import format_bytes, format_ns, percent
+from fastcomm.units import format_bytes, format_ns, percent, plural
 
 if TYPE_CHECKING:
     from fastcomm.comparison.two_runs import ComparedRun
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.metrics.findings.finding import Finding
     from fastcomm.metrics.result import Metrics
+    from fastcomm.trace.run import SkippedRank
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]*")  # of a model or cluster; never a file
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -189,10 +190,21 @@ def _unknown(metrics: "Metrics") -> tuple[tuple[str, str], ...]:
     """Return what is unknown of a run, and why."""
     from fastcomm.metrics import gaps
 
-    return tuple(
+    rows = [
         (one["what"], f"{one['reason']} (ranks {ranges(one['ranks'])})")
         for one in gaps.unknown(metrics.missing)
-    ) + tuple((f"rank {one.rank}", f"not read: {one.error}") for one in metrics.skipped)
+    ]
+    return (*rows, *_unread(metrics.skipped, metrics.ranks, metrics.expected_ranks))
+
+
+def _unread(
+    skipped: "Sequence[SkippedRank]", ranks: Sequence[int], expected: int
+) -> list[tuple[str, str]]:
+    """Return the ranks of a run that are not in its numbers, and why."""
+    rows = [(f"rank {one.rank}", f"not read: {one.error}") for one in skipped]
+    if absent := expected - len({*ranks} | {one.rank for one in skipped}):
+        rows.append((f"{absent} of {expected} ranks", "no trace of them is here"))
+    return rows
 
 
 def _notes(metrics: "Metrics") -> tuple[str, ...]:
@@ -204,7 +216,10 @@ def findings(session: AgentSession, arguments: MeasureArguments) -> Answer:
     """Answer the causes of lost time with their evidence, then the symptoms."""
     metrics = session.metrics(arguments.choice, arguments.metrics)
     causes = [one for one in metrics.findings if not one.is_symptom]
-    about = metrics.health or f"{len(causes)} causes of lost time. {causes[0].text}"
+    count = f"{len(causes)} {plural(len(causes), 'cause')} of lost time"
+    about = metrics.health or f"{count}."
+    if causes:
+        about = f"{count}. {causes[0].text} Confidence: {causes[0].confidence}."
     rows = _rows_of(metrics)
     totals = (
         Total(name="mean step", value=quantity("ns", metrics.iteration.mean_ns), rows=rows),
@@ -314,6 +329,11 @@ def kernels(session: AgentSession, arguments: KernelArguments) -> Answer:
         )
         for name, ns in result.by_category.items()
     )
+    absent = (
+        _unread(result.skipped, result.read.ranks, result.read.expected)
+        if arguments.rank is None
+        else []
+    )
     columns = ["name", "category", "per_step_ns", "share", "count", "mean_ns", "p95_ns"]
     columns += ["ranks", "slowest_rank", "slowdown", "cost_ns"]
     table = result.to_arrow()
@@ -323,7 +343,7 @@ def kernels(session: AgentSession, arguments: KernelArguments) -> Answer:
         totals=totals,
         tables={"kernels": brief, "all_columns": table, "by_rank": result.by_rank()},
         table="kernels",
-        unknown=tuple(result.unknown.items()),
+        unknown=(*result.unknown.items(), *absent),
         notes=(*result.notes, *result.warnings),
         further=("by='operator' or 'module'; match='regex'; rank=; step=; limit=, offset=",),
     )
@@ -429,13 +449,20 @@ def critical_path(session: AgentSession, arguments: PathArguments) -> Answer:
         totals=totals,
         tables=tables,
         table="operators",
-        unknown=tuple((f"rank {one.rank}", f"not read: {one.error}") for one in path.skipped),
+        unknown=_of_path(path),
         notes=(*path.notes, *path.warnings),
         further=(
             "table='ranks': time on the path and waits caused by rank",
             "what_if(run=...) with the same step tests a change",
         ),
     )
+
+
+def _of_path(path: "CriticalPath") -> tuple[tuple[str, str], ...]:
+    """Return the ranks that a path through all ranks does not go through, and why."""
+    if not path.is_joined:
+        return ()
+    return tuple(_unread(path.skipped, path.ranks, path.across.expected_ranks))
 
 
 def what_if(session: AgentSession, arguments: WhatIfArguments) -> Answer:
@@ -477,7 +504,7 @@ def what_if(session: AgentSession, arguments: WhatIfArguments) -> Answer:
         totals=tuple(totals),
         tables=answer.to_arrow(),
         table="ranks" if edits else "candidates",
-        unknown=tuple((f"rank {one.rank}", f"not read: {one.error}") for one in answer.skipped),
+        unknown=_of_path(path),
         notes=(*answer.before.notes, *answer.warnings),
         further=("edits: scale=, set=, heal=, remove=, overlap=; without any, all are tried",),
     )

@@ -93,6 +93,26 @@ def test_names_of_a_trace_are_escaped_and_cut(tmp_path):
         assert all(len(str(cell)) < 200 for row in document["rows"] for cell in row)
 
 
+def test_ranks_that_are_damaged_or_absent_are_unknown(tmp_path):
+    paths = write(Job.of(4, steps=2, layers=2, straggler=2), tmp_path / "run")
+    paths[0].write_bytes(paths[0].read_bytes()[:3000])
+    paths[3].unlink()
+    session = session_of(tmp_path)
+    for tool in ("measure", "findings", "idle_causes"):
+        unknown = json.loads(text_of(session, tool, run="run"))["unknown"]
+        assert [one["what"] for one in unknown] == ["rank 0", "1 of 4 ranks"], tool
+        assert "truncated" in unknown[0]["why"]
+    unknown = json.loads(text_of(session, "kernels", run="run"))["unknown"]
+    assert "rank 0" in [one["what"] for one in unknown]
+
+
+def test_one_rank_of_a_run_is_answered_about(tmp_path):
+    for path in write(Job.of(4, steps=2, layers=2), tmp_path / "run")[1:]:
+        path.unlink()
+    for tool in OF_A_RUN:
+        assert json.loads(text_of(session_of(tmp_path), tool, run="run"))["about"]
+
+
 def test_numbers_have_units_and_unknown_is_no_zero():
     table = pa.table(
         {
