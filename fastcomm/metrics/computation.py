@@ -500,8 +500,10 @@ def of_partials(
     question = replace(_question(run, options), only=None)
     result = question.answer(merge([part.device for part in partials]), skipped, one_by_one)
     if not isinstance(result, Metrics):
-        question = replace(question, by_host=result)
-        result = question.answer(merge([part.host for part in partials]), skipped, one_by_one)
+        # Without traces, operations keep the tags that their rank gave them.
+        question = replace(question, of_all=replace(result, group_tags={}))
+        own = [part.host if result.by_host else part.device for part in partials]
+        result = question.answer(merge(own), skipped, one_by_one)
     assert isinstance(result, Metrics)
     return replace(result, tokens_per_step=options.tokens_per_step)
 

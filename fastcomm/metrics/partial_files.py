@@ -26,7 +26,10 @@ from fastcomm.trace.trace import Trace
 
 _LAYOUT = 1  # a new one says that older files are not read
 _KEY = b"fastcomm"
-_TABLES = ("iterations", "events", "windows", "groups", "members", "tagged", "idle", "sent")
+_TABLES = (
+    *("iterations", "events", "windows", "groups", "members", "tagged", "idle", "sent"),
+    "exchanged",
+)
 _CLOCKS = ("device", "host")
 _DAMAGE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, AttributeError)
 # Columns that are indices into a list.

@@ -54,7 +54,8 @@ def test_extreme_values_are_refused_briefly_or_harmless(inputs, name, parts):
         shown = f"{name} {case.parameter}={case.value[:80]}: {kind}: {said[-2000:]}"
         assert kind in ("read", "refused"), shown
         assert peak() - before < MOST_MEMORY, shown
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss == begun, "starts processes"
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert name == "mcp" or most == begun, "starts processes"  # a server has a worker
 
 
 @pytest.mark.parametrize("name", COMMANDS)
