@@ -1,13 +1,16 @@
 """The recommended profiler of a training job, and when it records."""
 
+import logging
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from typing import Any
 
 from fastcomm.errors import ConfigError
 from fastcomm.torch.handler import trace_handler
+from fastcomm_kernels import temporary
 
+_LOG = logging.getLogger("fastcomm")
 _WARMUP = 1  # steps that the profiler runs before it records, as its first events are late
 
 
@@ -89,9 +92,12 @@ def _observer(kind: Any) -> Any:
 
         def start(self) -> None:
             if not self.is_registered:
-                number, path = tempfile.mkstemp(prefix="fastcomm-", suffix=".et.json")
-                os.close(number)
-                self.register_callback(path)
+                try:
+                    path = temporary.root() / f"fastcomm-{secrets.token_hex(8)}.et.json"
+                except OSError as error:  # nothing may disturb the training
+                    _LOG.warning("fastcomm: no execution trace: %s", error)
+                    return
+                self.register_callback(str(path))
             super().start()
 
         def stop(self) -> None:

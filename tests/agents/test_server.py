@@ -26,7 +26,8 @@ from fastcomm.synthetic.traces import write
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A folder with a job that has a straggler, one without, and dumps of a hang."""
-    folder = tmp_path_factory.mktemp("runs")
+    folder = tmp_path_factory.mktemp("agents") / "runs0"
+    folder.mkdir()
     small = {"steps": 3, "layers": 2, "micro_batches": 4}
     write(Job.of(4, straggler=2, **small), folder / "slow")
     write(Job.of(4, straggler=None, **small), folder / "healthy")

@@ -166,6 +166,7 @@ def many_ranks(parts, times):
         groups=_again(one.groups, times, count),
         members=one.members,
         sent=_again(one.sent, times, count),
+        exchanged=one.exchanged,
     )
 
 

@@ -43,7 +43,7 @@ HOSTILE = (
     "select * from read_parquet('https://example.com/a.parquet')",
     "select * from read_csv_auto('s3://bucket/a.csv')",
     "copy (select 1) to 'out.csv'",
-    "copy ranks to '/tmp/out.parquet'",
+    "copy ranks to '/elsewhere/out.parquet'",
     "attach 'other.db' as other",
     "install httpfs",
     "load httpfs",
