@@ -242,18 +242,14 @@ class Run:
             may allow.
 
         """
-        from fastcomm.sql.database import RunDatabase
+        from fastcomm.sql.database import answered
         from fastcomm.sql.run_tables import RunTables
 
         check_type(query, str, "sql: query", 'a text, as in sql("from ranks")')
         limits = build(SqlOptions, options, "sql")
         if self._tables is None:
             self._tables = RunTables(self._traces)
-        with RunDatabase(self._tables, limits) as database:
-            statements = database.statements(query)
-            if len(statements) != 1:
-                raise ConfigError(f"sql: {len(statements)} statements; pass one")
-            return database.query(statements[0])
+        return answered(self._tables, query, limits)
 
     @takes(PathOptions)
     def critical_path(self, options: PathOptions) -> "CriticalPath":

@@ -94,6 +94,18 @@ class KernelArguments(RunArguments):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryArguments(RunArguments):
+    """A query on a run."""
+
+    query: str = _argument(
+        "One SELECT of DuckDB over the views ranks, steps, events, collectives, waits, "
+        "findings, metrics and kernels. Without it, the answer has their columns.",
+        "",
+        may_be_empty=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompareArguments(PageArguments):
     """Two runs, or their saved metrics."""
 

@@ -11,6 +11,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastcomm.agents.answer import Answer, Total, quantity, rendered, shown
 from fastcomm.agents.options import (
@@ -20,6 +21,7 @@ from fastcomm.agents.options import (
     PageArguments,
     PathArguments,
     PlanArguments,
+    QueryArguments,
     RunArguments,
     WhatIfArguments,
     WritePageArguments,
@@ -29,6 +31,8 @@ from fastcomm.errors import ConfigError
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import build, field_infos, field_types, literals
 from fastcomm.options import EditOptions
+from fastcomm.sql.options import SqlOptions
+from fastcomm.sql.views import VIEWS
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.units import format_bytes, format_ns, percent, plural
 
@@ -351,6 +355,46 @@ def kernels(session: AgentSession, arguments: KernelArguments) -> Answer:
 
 def _per_step(ns: int, steps: int) -> str:
     return f"{format_ns(ns / steps)} a step" if steps else f"{format_ns(ns)} in total"
+
+
+_QUERY_LIMITS = SqlOptions(timeout="60s")
+_MOST_QUERY_ROWS = 10_000  # that an agent can ask for
+
+
+def sql(session: AgentSession, arguments: QueryArguments) -> Answer:
+    """Answer a query on a run, or which columns it can use."""
+    if not arguments.query:
+        columns = [(view.name, column) for view in VIEWS for column in view.columns]
+        about = pa.table(
+            {
+                "view": [name for name, _ in columns],
+                "column": [column.name for _, column in columns],
+                "unit": [column.unit for _, column in columns],
+                "meaning": [column.text for _, column in columns],
+            }
+        )
+        tables = {view.name: about.filter(pc.field("view") == view.name) for view in VIEWS}
+        return Answer(
+            totals=(Total(name="views", value=str(len(VIEWS)), rows="one table each"),),
+            about="Views: " + "; ".join(f"{view.name}: {view.text}" for view in VIEWS),
+            tables=tables,
+            table=VIEWS[0].name,
+        )
+    from fastcomm.sql.database import answered
+    from fastcomm.sql.run_tables import RunTables
+
+    traces = session.opened(arguments.choice)
+    tables_of_run = session.result(arguments.choice, "sql", lambda _: RunTables(traces))
+    result = answered(tables_of_run, arguments.query, _QUERY_LIMITS, most=_MOST_QUERY_ROWS)
+    read = "; ".join(map(str, result.reads)) or "nothing"
+    rows = plural(result.row_count, "row")
+    return Answer(
+        about=f"{arguments.run}: {rows}; times in ns, null is unknown",
+        totals=(Total(name="rows", value=str(result.row_count), rows=f"read: {read}"),),
+        tables={"rows": result.table},
+        table="rows",
+        notes=(*result.warnings, *(f"skipped: {one.path}" for one in result.skipped)),
+    )
 
 
 def compare(session: AgentSession, arguments: CompareArguments) -> Answer:
@@ -694,6 +738,13 @@ _ALL = (
         "the rank that is slowest at it.",
         arguments=KernelArguments,
         answer=kernels,
+    ),
+    AgentTool(
+        name="sql",
+        text="Answer an SQL query on ranks, steps, events, collectives, waits, findings, "
+        "metrics or kernels of a run: what no other tool counts.",
+        arguments=QueryArguments,
+        answer=sql,
     ),
     AgentTool(
         name="compare",

@@ -128,6 +128,17 @@ class _Rows:
     count: int = 0
 
 
+def answered(
+    tables: RunTables, query: str, options: SqlOptions, *, most: int | None = None
+) -> QueryResult:
+    """Return the answer to a query of one statement; see `RunDatabase` for errors."""
+    with RunDatabase(tables, options) as database:
+        statements = database.statements(query)
+        if len(statements) != 1:
+            raise ConfigError(f"sql: {len(statements)} statements; pass one")
+        return database.query(statements[0], most=most)
+
+
 class RunDatabase:
     """A run that answers SQL; what it has measured of the run is kept between queries.
 

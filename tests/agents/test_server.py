@@ -17,6 +17,7 @@ from builders.hang_files import write_example
 from builders.mcp_client import ask, refused, total
 from builders.processes import is_alive
 
+import fastcomm
 from fastcomm.agents.guide import skill
 from fastcomm.agents.tools import TOOLS
 from fastcomm.synthetic.job import Job
@@ -113,6 +114,33 @@ def test_every_tool_answers(runs, tmp_path):
     assert total(answers["hang"], "hangs") == "yes"
     assert answers["compare"]["items"][0]["state"] == "new"
     assert (tmp_path / "pages" / "report.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_a_query_counts_what_a_run_has(runs):
+    async def session():
+        async with mcp_client.server(runs) as client:
+            count = "select kind, count(*) n from events where rank = 2 group by kind"
+            return (
+                await ask(client, "sql", run="runs0/slow"),
+                await ask(client, "sql", run="runs0/slow", table="events"),
+                await ask(client, "sql", run="runs0/slow", query=count),
+                [
+                    await refused(client, "sql", run="runs0/slow", query=query)
+                    for query in (
+                        "selct 1",
+                        "from read_csv('/etc/passwd')",
+                        "select 1; select 2",
+                    )
+                ],
+            )
+
+    views, events, counted, errors = run(session)
+    assert "collectives: " in views["about"]
+    assert ["events", "duration_ns", "ns"] in [row[:3] for row in events["rows"]]
+    expected = fastcomm.open(runs / "slow").sql("select count(*) n from events where rank = 2")
+    assert sum(row[1] for row in counted["rows"]) == expected.to_arrow()["n"][0].as_py()
+    assert counted["totals"][0]["rows"] == "read: events (kind, rank) of rank 2 (of 4)"
+    assert [error.partition(":")[0] for error in errors] == ["sql"] * 3
 
 
 def test_what_is_wrong_is_one_line(runs, tmp_path):
