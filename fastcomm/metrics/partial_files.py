@@ -46,12 +46,22 @@ class RankPartials:
     host: Partial
 
     @classmethod
-    def of(cls, trace: Trace, byte_kind: ByteKind = "payload") -> Self:
-        """Measure the trace of a rank."""
+    def of(
+        cls,
+        trace: Trace,
+        byte_kind: ByteKind = "payload",
+        only: frozenset[int] | None = None,
+    ) -> Self:
+        """Measure the trace of a rank, by default all of its steps."""
         return cls(
-            device=Partial.of(trace, byte_kind=byte_kind),
-            host=Partial.of(trace, byte_kind=byte_kind, by_host=True),
+            device=Partial.of(trace, byte_kind=byte_kind, only=only),
+            host=Partial.of(trace, byte_kind=byte_kind, only=only, by_host=True),
         )
+
+    @property
+    def steps(self) -> frozenset[int]:
+        """Numbers of the steps that were measured."""
+        return frozenset(self.device.iterations["iteration"].to_pylist())
 
     @property
     def note(self) -> RankNote:

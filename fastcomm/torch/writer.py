@@ -44,10 +44,14 @@ def main() -> None:
         os.nice(_LOWEST)
     recording = RankRecording(**json.load(sys.stdin))
     window = ProfiledWindow(folder=recording.folder, step=recording.step)
-    errors = []
-    for step in (_write, _report) if recording.report else (_write,):
+    errors, has_steps = [], True
+    try:
+        has_steps = _write(recording, window)
+    except (FastcommError, OSError) as error:
+        errors.append(inert(str(error)))
+    if recording.report and has_steps:
         try:
-            step(recording, window)
+            _report(recording, window)
         except (FastcommError, OSError) as error:
             errors.append(inert(str(error)))
     if errors:
@@ -69,21 +73,31 @@ def _tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _write(recording: RankRecording, window: ProfiledWindow) -> None:
-    """Write the trace and the partial result of a rank, or why there is none."""
+def _write(recording: RankRecording, window: ProfiledWindow) -> bool:
+    """Write the trace and the partial result of a rank, or why there is none.
+
+    Return whether the window has a whole step. One that began when the job ended has none, and
+    nothing of it stays.
+    """
     if recording.error:
         window.note_failure(recording.rank, recording.error)
-        return
+        return True
     raw = Path(recording.raw)
     nodes = Path(recording.nodes) if recording.nodes else None
     try:
         place = window.place_of(recording.rank)
         _check_whole(raw)
-        if recording.keep == "trace":
-            _compress(raw, window.folder / f"rank{recording.rank}.{recording.host}.json.gz")
-            if nodes is not None:
-                _compress(nodes, window.folder / f"torch_et_{recording.rank}.json.gz")
-        write(_measured(recording, window, raw), place)
+        kept = _compressed(recording, window) if recording.keep == "trace" else []
+        partials = _measured(recording, window, raw)
+        if partials is None:
+            for path in kept:
+                path.unlink()
+            with suppress(OSError):  # other ranks have files there
+                (window.folder / PARTIALS).rmdir()
+                window.folder.rmdir()
+            return False
+        write(partials, place)
+        return True
     except (FastcommError, OSError) as error:
         with suppress(FastcommError, OSError):
             window.note_failure(recording.rank, str(error))
@@ -106,6 +120,16 @@ def _check_whole(raw: Path) -> None:
             )
 
 
+def _compressed(recording: RankRecording, window: ProfiledWindow) -> list[Path]:
+    """Write the compressed traces of a rank; return their paths."""
+    names = {recording.raw: f"rank{recording.rank}.{recording.host}.json.gz"}
+    if recording.nodes:
+        names[recording.nodes] = f"torch_et_{recording.rank}.json.gz"
+    for raw, name in names.items():
+        _compress(Path(raw), window.folder / name)
+    return [window.folder / name for name in names.values()]
+
+
 def _compress(raw: Path, path: Path) -> None:
     """Write a compressed trace, whole or not at all."""
     with (
@@ -116,14 +140,24 @@ def _compress(raw: Path, path: Path) -> None:
         shutil.copyfileobj(source, target, _BLOCK)
 
 
-def _measured(recording: RankRecording, window: ProfiledWindow, raw: Path) -> RankPartials:
-    """Return the partial results of a rank; write its Parquet file where it is to be kept."""
+def _measured(
+    recording: RankRecording, window: ProfiledWindow, raw: Path
+) -> RankPartials | None:
+    """Return the partial results of a rank; write its Parquet file where it is to be kept.
+
+    When a profiler stops within a window, it closes the mark of a step that is not whole: that
+    with the number of the steps done. It does not count; without another one, return None.
+    """
     compile_kernels()
     reading, options = _options(recording)
-    run = open_traces([raw], reading)
+    trace = open_traces([raw], reading).sources[0].read("metrics")
+    steps = frozenset(trace.iterations["number"].to_pylist())
+    whole = steps - {recording.step}
+    if steps and not whole:
+        return None
     if recording.keep == "store":
         _store(raw, window)
-    return RankPartials.of(run.sources[0].read("metrics"), options.bytes)
+    return RankPartials.of(trace, options.bytes, None if whole == steps else whole)
 
 
 def _store(raw: Path, window: ProfiledWindow) -> None:

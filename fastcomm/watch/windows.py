@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Container, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -26,7 +26,7 @@ from fastcomm.metrics.partial_files import read as read_partials
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import ReadOptions
 from fastcomm.preparation import open_traces
-from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.run import SkippedRank, ranges
 
 PARTIALS = ".partials"
 _TRACES = (".json", ".json.gz", ".parquet")
@@ -181,8 +181,19 @@ class ProfiledWindow:
             with suppress(FastcommError):
                 run = open_traces([self.folder], reading or ReadOptions())
                 if len(run.ranks) == len(parts):
-                    return compute_metrics(run, options)
+                    return compute_metrics(run, self._of_whole_steps(options, parts))
         return of_partials(parts, options, skipped)
+
+    def _of_whole_steps(
+        self, options: MetricsOptions | None, parts: list[RankPartials]
+    ) -> MetricsOptions:
+        """Return options that leave out a step in which the profiler was stopped."""
+        options = options or MetricsOptions()
+        steps = tuple(sorted(frozenset().union(*(part.steps for part in parts))))
+        is_cut = any(part.note.steps != ranges(steps) for part in parts)
+        if options.steps is not None or not is_cut:
+            return options
+        return replace(options, steps=steps)
 
 
 def _reason(path: Path) -> str:

@@ -16,6 +16,7 @@ import fastcomm
 import fastcomm.torch
 from fastcomm.errors import ConfigError
 from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.options import MetricsOptions
 from fastcomm.result import json_text
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
@@ -43,7 +44,7 @@ def _environment(monkeypatch):
     monkeypatch.setattr(handler, "_process", handler._Process())
 
 
-def record(traces, directory, monkeypatch, step=10, cut=1.0, ranks=range(RANKS), **options):
+def record(traces, directory, monkeypatch, step=13, cut=1.0, ranks=range(RANKS), **options):
     """Hand the traces of ranks to a handler, and wait until they are written."""
     handle = fastcomm.torch.trace_handler(directory, **options)
     for rank in ranks:
@@ -62,7 +63,7 @@ def test_each_rank_has_a_trace_and_a_partial_result_and_rank_0_reports(
 ):
     record(traces, tmp_path, monkeypatch, ranks=(1, 0), report=True)
     (window,) = windows_below(tmp_path)
-    assert (window.folder.name, window.step) == ("step-000010", 10)
+    assert (window.folder.name, window.step) == ("step-000013", 13)
     host = handler._host()
     named = {f"rank{rank}.{host}.json.gz" for rank in range(RANKS)}
     assert {path.name for path in window.folder.iterdir()} == {
@@ -92,6 +93,28 @@ def test_a_trace_may_be_a_partial_result_alone_or_the_file_of_a_store(
     assert json_text(window.metrics()) == json_text(expected)
     if kept:
         assert json_text(compute_metrics(open_run(window.folder))) == json_text(expected)
+
+
+def test_a_step_in_which_the_profiler_was_stopped_does_not_count(
+    traces, tmp_path, monkeypatch, capfd
+):
+    # The traces have steps 10 to 12: stopped after twelve, the mark of step 12 is open.
+    record(traces, tmp_path, monkeypatch, step=12, ranks=(1, 0), report=True)
+    (window,) = windows_below(tmp_path)
+    assert "2 ranks, 2 steps" in capfd.readouterr().out
+    whole = compute_metrics(open_run(traces[0].parent), MetricsOptions(steps=(10, 11)))
+    assert window.metrics().iteration == whole.iteration
+
+
+@pytest.mark.parametrize("keep", ["trace", "partial", "store"])
+def test_nothing_stays_of_a_window_without_a_whole_step(tmp_path, monkeypatch, capfd, keep):
+    folder = tmp_path / "job"
+    write(Job.of(ranks=RANKS, steps=1, layers=1), folder)
+    one = [source.path for source in open_run(folder).sources]
+    record(one, tmp_path / "traces", monkeypatch, step=10, keep=keep, report=True)
+    assert files(tmp_path / "traces") == []
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")
 
 
 def test_a_trace_that_is_not_whole_is_removed_and_the_others_count(
