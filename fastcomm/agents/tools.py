@@ -27,14 +27,14 @@ from fastcomm.agents.options import (
     WritePageArguments,
 )
 from fastcomm.agents.session import AgentSession, RunChoice
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import build, field_infos, field_types, literals
 from fastcomm.options import EditOptions
 from fastcomm.sql.options import SqlOptions
 from fastcomm.sql.views import VIEWS
 from fastcomm.trace.run import named_ranks, ranges
-from fastcomm.units import format_bytes, format_ns, percent, plural
+from fastcomm.units import counted, format_bytes, format_ns, percent, plural
 
 if TYPE_CHECKING:
     from fastcomm.comparison.two_runs import ComparedRun
@@ -71,7 +71,10 @@ def describe_run(session: AgentSession, arguments: RunArguments) -> Answer:
     """Answer what a run is: format, ranks, steps, groups, missing data."""
     from fastcomm.info.info import info
 
-    traces = session.opened(arguments.choice)
+    try:
+        traces = session.opened(arguments.choice)
+    except FastcommError as error:
+        raise FastcommError(f"{error}; dumps of a job that hangs: hang(run=...)") from error
     result = session.result(
         arguments.choice, "info", lambda _: info(traces, all_ranks=False, anew=True)
     )
@@ -222,6 +225,9 @@ def findings(session: AgentSession, arguments: MeasureArguments) -> Answer:
     causes = [one for one in metrics.findings if not one.is_symptom]
     count = f"{len(causes)} {plural(len(causes), 'cause')} of lost time"
     about = metrics.health or f"{count}."
+    if metrics.findings and not causes:
+        first = metrics.findings[0]
+        about = f"{about} Of all ranks: {first.text} Confidence: {first.confidence}."
     if causes:
         about = f"{count}. {causes[0].text} Confidence: {causes[0].confidence}."
     rows = _rows_of(metrics)
@@ -233,18 +239,24 @@ def findings(session: AgentSession, arguments: MeasureArguments) -> Answer:
     return Answer(
         about=about,
         totals=totals,
-        items=tuple(_finding(one) for one in metrics.findings),
+        items=tuple(_finding(one, metrics) for one in metrics.findings),
         tables={"findings": metrics.to_arrow()["findings"]},
         table="findings",
         unknown=_unknown(metrics),
         notes=_notes(metrics),
-        further=("what_if(run=..., heal=['rank:N']) predicts what a fix saves",),
+        further=(
+            "a cost is the time beyond that of peers; what_if, as in test_with, predicts by "
+            "how much a fix shortens the step",
+        ),
     )
 
 
-def _finding(finding: "Finding") -> dict[str, Any]:
+def _finding(finding: "Finding", metrics: "Metrics") -> dict[str, Any]:
     """Return a finding with its cost, confidence, evidence, and the what-if that tests it."""
-    fix = {} if finding.fix is None else {"test_with": f"what_if({_edit(finding.fix.edit)})"}
+    edit = None if finding.fix is None else finding.fix.edit
+    if edit is not None and edit.heal and metrics.is_host_run:
+        edit = None  # ranks whose operators differ in number have no peers
+    fix = {} if edit is None else {"test_with": f"what_if({_edit(edit)})"}
     return {
         "kind": finding.kind,
         "is": "symptom" if finding.is_symptom else "cause",
@@ -387,7 +399,7 @@ def sql(session: AgentSession, arguments: QueryArguments) -> Answer:
     tables_of_run = session.result(arguments.choice, "sql", lambda _: RunTables(traces))
     result = answered(tables_of_run, arguments.query, _QUERY_LIMITS, most=_MOST_QUERY_ROWS)
     read = "; ".join(map(str, result.reads)) or "nothing"
-    rows = plural(result.row_count, "row")
+    rows = counted(result.row_count, "row")
     return Answer(
         about=f"{arguments.run}: {rows}; times in ns, null is unknown",
         totals=(Total(name="rows", value=str(result.row_count), rows=f"read: {read}"),),
@@ -518,7 +530,8 @@ def what_if(session: AgentSession, arguments: WhatIfArguments) -> Answer:
     edits = {name: value for name in names if (value := getattr(arguments, name))}
     answer = path.what_if(**edits)
     rows = f"replay of step {path.step}, {named_ranks(path.ranks)}"
-    interval = answer.interval.to_dict()
+    interval, bounds = answer.interval, answer.interval.bounds_ns
+    unknown = _of_path(path)
     totals = [Total(name="step before", value=format_ns(answer.before_ns), rows=rows)]
     if edits:
         saved = answer.before_ns - answer.after_ns
@@ -526,9 +539,8 @@ def what_if(session: AgentSession, arguments: WhatIfArguments) -> Answer:
             Total(name="step after", value=format_ns(answer.after_ns), rows=rows),
             Total(
                 name="step after, interval",
-                value=f"{format_ns(interval['low_ns'])} to {format_ns(interval['high_ns'])}",
-                rows=f"error {quantity('share', interval['edit_error'])}: "
-                f"{interval['edit_error_of']}",
+                value="unknown" if bounds is None else " to ".join(map(format_ns, bounds)),
+                rows=f"error {quantity('share', interval.edit_error)}: {interval.reason}",
             ),
             Total(
                 name="saved",
@@ -536,6 +548,8 @@ def what_if(session: AgentSession, arguments: WhatIfArguments) -> Answer:
                 rows=rows,
             ),
         ]
+        if bounds is None:
+            unknown = (*unknown, ("interval of the step after", interval.reason))
     tried = answer.candidates or ()
     about = f"{len(tried)} changes shorten the step when tried alone; the best is first."
     if edits:
@@ -548,7 +562,7 @@ def what_if(session: AgentSession, arguments: WhatIfArguments) -> Answer:
         totals=tuple(totals),
         tables=answer.to_arrow(),
         table="ranks" if edits else "candidates",
-        unknown=_of_path(path),
+        unknown=unknown,
         notes=(*answer.before.notes, *answer.warnings),
         further=("edits: scale=, set=, heal=, remove=, overlap=; without any, all are tried",),
     )
@@ -565,6 +579,8 @@ def hang(session: AgentSession, arguments: RunArguments) -> Answer:
     totals = [
         Total(name="hangs", value="yes" if result.hang else "no", rows=rows),
         Total(name="kind", value=result.kind, rows=rows),
+        Total(name="ranks of the job", value=str(result.world_size), rows=rows),
+        Total(name="ranks without a dump", value=ranges(result.missing) or "none", rows=rows),
         Total(name="culprits", value=ranges(result.culprits) or "none", rows=rows),
         Total(name="waiting", value=ranges(result.waiting) or "none", rows=rows),
         Total(name="confidence", value=result.confidence, rows=rows),

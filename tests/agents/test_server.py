@@ -112,8 +112,29 @@ def test_every_tool_answers(runs, tmp_path):
         assert len(json.dumps(answer)) < 4 * 2000, name
         assert answer["totals" if name != "list_runs" else "rows"], name
     assert total(answers["hang"], "hangs") == "yes"
+    assert int(total(answers["hang"], "ranks of the job")) > 1
     assert answers["compare"]["items"][0]["state"] == "new"
     assert (tmp_path / "pages" / "report.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_a_fault_of_all_ranks_is_named_first_and_its_fix_is_tried(tmp_path):
+    write(
+        Job.of(4, fault="launch_bound", steps=3, layers=2, micro_batches=4), tmp_path / "idle"
+    )
+
+    async def session():
+        async with mcp_client.server(tmp_path) as client:
+            run = f"{tmp_path.name}/idle"
+            found = await ask(client, "findings", run=run)
+            launches = next(one for one in found["items"] if "launches" in str(one))
+            tried = await ask(client, "what_if", run=run, remove=["launches"])
+            return found, launches, tried
+
+    found, launches, tried = run(session)
+    assert "Of all ranks: " in found["about"]
+    assert launches["test_with"] == "what_if(remove=['launches'])"
+    assert total(tried, "step after, interval") == "unknown"
+    assert tried["unknown"][-1]["what"] == "interval of the step after"
 
 
 def test_a_query_counts_what_a_run_has(runs):
@@ -155,6 +176,7 @@ def test_what_is_wrong_is_one_line(runs, tmp_path):
                 "absent": await refused(client, "measure", run="runs0/none"),
                 "url": await refused(client, "measure", run="https://example.com/run"),
                 "missing": await refused(client, "measure"),
+                "dumps": await refused(client, "describe_run", run="runs0/dumps"),
                 "unknown": await refused(client, "measure", run="runs0/slow", step=3),
                 "table": await refused(client, "measure", run="runs0/slow", table="x"),
                 "type": await refused(client, "measure", run="runs0/slow", limit="many"),
@@ -175,6 +197,7 @@ def test_what_is_wrong_is_one_line(runs, tmp_path):
     assert "outside of the directories" in told["outside"]
     assert "outside of the directories" in told["above"]
     assert "no such run" in told["absent"]
+    assert told["dumps"].endswith("dumps of a job that hangs: hang(run=...)")
     assert "run is missing" in told["missing"]
     assert "unknown option 'step'" in told["unknown"]
     assert "tables: parallelisms" in told["table"]
