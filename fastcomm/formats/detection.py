@@ -301,6 +301,9 @@ class _Sorting:
                 self.unknown += self.by_format.pop(name, [])
 
 
+PARTIALS = ".partials"  # directory of partial results in one of `fastcomm.torch`
+
+
 def _sorted(paths: Sequence[str | Path], search: Search, config: Config) -> _Sorting:
     """Return all candidates by format."""
     candidates = search.candidates(paths)
@@ -332,6 +335,12 @@ def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
     if sorting.packed:
         return next(iter(sorting.packed.values()))
     where = ", ".join(map(str, paths))
+    if any((Path(path) / PARTIALS).is_dir() for path in paths):
+        return (
+            f"{where}: the partial results of a profiled window, without its traces: they have "
+            "what `fastcomm metrics` and `fastcomm watch` print; other commands need traces "
+            '(keep="trace")'
+        )
     if any(path.name.endswith(execution_traces.SUFFIXES) for path in sorting.unknown):
         return f"{where}: {execution_traces.REMEDY}"
     from fastcomm.formats.kineto import ranks

@@ -23,8 +23,6 @@ from fastcomm.options import ReadOptions
 if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics
 
-_PARTIALS = ".partials"  # beside the traces of a profiled window, `fastcomm.watch.windows`
-
 _EXAMPLES = """\b
 Examples:
   fastcomm metrics traces/ --link-bandwidth 400Gbit/s
@@ -122,9 +120,10 @@ def _measured(
     execution: ExecutionOptions,
 ) -> "Metrics":
     """Measure traces, or a profiled window whose traces were not kept."""
+    from fastcomm.formats.detection import PARTIALS
     from fastcomm.metrics.computation import compute_metrics
 
-    if len(paths) == 1 and (Path(paths[0]) / _PARTIALS).is_dir():
+    if len(paths) == 1 and (Path(paths[0]) / PARTIALS).is_dir():
         from fastcomm.watch.windows import ProfiledWindow
 
         window = ProfiledWindow.of(Path(paths[0]))

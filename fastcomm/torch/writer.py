@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from fastcomm.errors import FastcommError, inert
 from fastcomm.files import aside
+from fastcomm.formats.detection import PARTIALS
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.metrics.partial_files import RankPartials, write
 from fastcomm.option_fields import build, field_infos
@@ -24,7 +25,7 @@ from fastcomm.options import ReadOptions
 from fastcomm.preparation import compile_kernels, open_traces
 from fastcomm.process import temporary_folder
 from fastcomm.torch.handler import RankRecording
-from fastcomm.watch.windows import PARTIALS, ProfiledWindow
+from fastcomm.watch.windows import ProfiledWindow
 
 _engine: Any
 try:

@@ -19,6 +19,7 @@ import orjson
 from fastcomm.checks import non_default, option_name
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import aside, opened
+from fastcomm.formats.detection import PARTIALS
 from fastcomm.metrics.computation import compute_metrics, of_partials
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.metrics.partial_files import RankPartials
@@ -28,7 +29,6 @@ from fastcomm.options import ReadOptions
 from fastcomm.preparation import open_traces
 from fastcomm.trace.run import SkippedRank, ranges
 
-PARTIALS = ".partials"
 _TRACES = (".json", ".json.gz", ".parquet")
 _FOLDER = re.compile(r"step-(\d{1,12})(?:-(\d{1,6}))?")
 _MEASURED = re.compile(r"rank(\d{1,7})\.arrow")

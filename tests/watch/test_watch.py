@@ -159,3 +159,10 @@ def test_a_directory_that_is_a_window_is_watched_alone(directory):
     assert ProfiledWindow.of(directory) is None
     names = {window.folder.name for window in windows_below(directory / "second")}
     assert names == {"step-000013", "step-000513"}
+
+
+def test_commands_that_need_traces_say_what_a_window_without_them_has(directory):
+    window = directory / "first" / "step-000013"
+    for name in ("kernels", "report", "info"):
+        error = CliRunner().invoke(main, [name, str(window)]).stderr
+        assert "partial results of a profiled window, without its traces" in error
