@@ -345,6 +345,14 @@ class Plan:
             raise ConfigError(
                 f"dispatch {self.dispatch} takes virtual stages in a pipeline: vp is 1"
             )
+        if "overlapped" in more and self.ep == 1:
+            raise ConfigError(
+                f"dispatch {self.dispatch} takes ep above 1: nothing is exchanged"
+            )
+        if "overlapped" in more and (self.recomputed or "moe" in self.modules):
+            raise ConfigError(
+                f"dispatch {self.dispatch} excludes recompute of whole layers or of moe"
+            )
 
     def _check_sharding(self) -> None:
         """Raise `ConfigError` for an unknown sharding, or groups of unequal size."""

@@ -265,6 +265,9 @@ def test_a_strategy_is_printed_as_it_is_read():
         ({"recompute": "mla_up_proj"}, "mla_up_proj takes latent attention"),
         ({"graphs": "moe_preprocess"}, "moe_preprocess takes moe_router"),
         ({"dispatch": "deepep overlapped", "pp": 2, "gpus": 16}, "takes virtual stages"),
+        ({"dispatch": "deepep overlapped", "ep": 1}, "takes ep above 1"),
+        ({"dispatch": "deepep overlapped", "recompute": "full"}, "excludes recompute"),
+        ({"dispatch": "deepep overlapped", "recompute": "moe"}, "excludes recompute"),
     ],
 )
 def test_a_switch_without_what_it_takes_is_refused(change, message):
