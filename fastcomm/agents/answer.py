@@ -190,6 +190,8 @@ class _Document:
         lines = self._fitting(rows, self._most - 120)
         self._write(f'"rows":{_listed(lines)}')
         self.add("shown", _of(page.offset, len(lines), table.num_rows))
+        if page.ranks is not None and not table.num_rows:
+            self.add("none", f"the table has no row of rank {ranges(page.ranks)}")
 
     def _fitting(self, lines: Sequence[str], most: float) -> list[str]:
         """Return the first lines that fit below `most` characters of the whole document."""

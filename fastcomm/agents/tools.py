@@ -224,7 +224,9 @@ def findings(session: AgentSession, arguments: MeasureArguments) -> Answer:
     metrics = session.metrics(arguments.choice, arguments.metrics)
     causes = [one for one in metrics.findings if not one.is_symptom]
     count = f"{len(causes)} {plural(len(causes), 'cause')} of lost time"
-    about = metrics.health or f"{count}."
+    about, unknown = metrics.health or f"{count}.", _unknown(metrics)
+    if metrics.health is None and unknown and not metrics.findings:
+        about = f"Causes of lost time cannot be told. {unknown[0][0]}: {unknown[0][1]}"
     if metrics.findings and not causes:
         first = metrics.findings[0]
         about = f"{about} Of all ranks: {first.text} Confidence: {first.confidence}."
@@ -242,7 +244,7 @@ def findings(session: AgentSession, arguments: MeasureArguments) -> Answer:
         items=tuple(_finding(one, metrics) for one in metrics.findings),
         tables={"findings": metrics.to_arrow()["findings"]},
         table="findings",
-        unknown=_unknown(metrics),
+        unknown=unknown,
         notes=_notes(metrics),
         further=(
             "a cost is the time beyond that of peers; what_if, as in test_with, predicts by "

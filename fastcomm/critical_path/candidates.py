@@ -1,6 +1,7 @@
 """What to try first: edits that a what-if without edits replays, and what each would save."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -152,10 +153,15 @@ def _edits(replay: Replay, before_ns: int) -> Iterator[Edit]:
 
 
 def _slow_ranks(replay: Replay, before_ns: int) -> list[int]:
-    """Return the ranks that make a group wait longer than they wait themselves."""
-    rows = replay.critical.across.waits_caused().to_pylist()
-    ranks = [row["rank"] for row in rows if row["later_ns"] > _SUSPECT * before_ns]
-    return list(dict.fromkeys(ranks))[:_MOST_SUSPECTS]
+    """Return the ranks that make groups wait longer than they wait themselves, slowest first.
+
+    All groups of a rank count: a slow rank delays each, while those that wait for it in one
+    are late in the others.
+    """
+    later: Counter[int] = Counter()
+    for row in replay.critical.across.waits_caused().to_pylist():
+        later[row["rank"]] += row["later_ns"]
+    return [rank for rank, ns in later.most_common(_MOST_SUSPECTS) if ns > _SUSPECT * before_ns]
 
 
 def _longest_kernels(replay: Replay) -> list[str]:

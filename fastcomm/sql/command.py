@@ -1,7 +1,7 @@
 """``fastcomm sql``."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -25,6 +25,7 @@ from fastcomm.sql.options import SqlOptions
 
 if TYPE_CHECKING:
     from fastcomm.sql.database import RunDatabase
+    from fastcomm.sql.result import QueryResult
 
 _EXAMPLES = """\b
 Examples:
@@ -93,9 +94,10 @@ def run(
     with opened_run([path], reading, execution) as opened:
         tables = RunTables(opened)
         with RunDatabase(tables, limits) as database:
+            printed: set[str] = set()
 
             def answer(text: str) -> None:
-                _answer(database, text, shown, files)
+                _answer(database, text, shown, files, printed)
 
             if query is not None:
                 answer(query)
@@ -122,24 +124,40 @@ def _answer_all(lines: TextIO | None, answer: Callable[[str], None]) -> None:
             return
 
 
-def _answer(database: "RunDatabase", text: str, shown: PrintedRows, files: ResultFiles) -> None:
-    """Execute the statements of a text, and print the rows of each."""
+def _answer(
+    database: "RunDatabase",
+    text: str,
+    shown: PrintedRows,
+    files: ResultFiles,
+    printed: set[str],
+) -> None:
+    """Execute the statements of a text, and print the rows of each, and what is new to warn of.
+
+    Warnings are added to `printed`.
+    """
     statements = database.statements(text)
     if files.output is not None and len(statements) > 1:
         raise ConfigError("--output: writes the rows of one statement")
     for statement in statements:
-        _print(database, statement, shown, files)
+        result = _printed(database, statement, shown, files, printed)
+        printed.update(result.warnings)
 
 
-def _print(database: "RunDatabase", sql: str, shown: PrintedRows, files: ResultFiles) -> None:
-    """Execute a statement, and print its rows and what was read for them."""
+def _printed(
+    database: "RunDatabase",
+    sql: str,
+    shown: PrintedRows,
+    files: ResultFiles,
+    printed: Container[str],
+) -> "QueryResult":
+    """Execute a statement, print its rows and what was read for them, and return them."""
     from fastcomm.show.files import csv_text, write_result
     from fastcomm.sql import tables
 
     is_short = not files.as_json and shown.format_ in ("table", "markdown")
     default = _ROWS if is_short and files.output is None else None
     result = database.query(sql, most=default if shown.top is None else shown.top)
-    warn(result.warnings)
+    warn([text for text in result.warnings if text not in printed])
     say_skipped(result.skipped)
     if result.reads:
         say(f"read: {'; '.join(map(str, result.reads))}")
@@ -153,3 +171,4 @@ def _print(database: "RunDatabase", sql: str, shown: PrintedRows, files: ResultF
         click.echo(tables.markdown(result.top(_ROWS) if shown.top is None else result))
     else:
         tables.show(result if shown.top is not None else result.top(_ROWS))
+    return result

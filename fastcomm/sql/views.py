@@ -141,7 +141,9 @@ EVENTS = RunView(
         _RANK,
         ViewColumn("event", "BIGINT", "index among the events of the rank, by start"),
         ViewColumn(
-            "kind", "VARCHAR", "kernel, memcpy, memset, cpu_op, runtime, annotation, ..."
+            "kind",
+            "VARCHAR",
+            "kernel (host: collectives), memcpy, memset, cpu_op, runtime, annotation, ...",
         ),
         ViewColumn("name", "VARCHAR", "name as recorded"),
         _ns("start_ns", "start, on the clock of the rank"),

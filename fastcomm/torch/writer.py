@@ -50,7 +50,8 @@ def main() -> None:
         has_steps = _write(recording, window)
     except (FastcommError, OSError) as error:
         errors.append(inert(str(error)))
-    if recording.report and has_steps:
+    # Without the directory there is nobody to wait for.
+    if recording.report and has_steps and recording.folder.is_dir():
         try:
             _report(recording, window)
         except (FastcommError, OSError) as error:

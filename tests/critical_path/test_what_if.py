@@ -10,6 +10,7 @@ from builders.what_if_steps import EVENTS, US, found_in, invoke, two_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fastcomm
 from fastcomm.compat import hta
 from fastcomm.critical_path.tables import show_what_if
 from fastcomm.critical_path.what_if import Replay
@@ -18,6 +19,8 @@ from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.kineto import reader
 from fastcomm.graph.edits import plan, validation
 from fastcomm.options import EditOptions, Window
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.traces import write
 
 
 @pytest.fixture
@@ -221,6 +224,14 @@ def test_without_edits_candidates_are_tried(tmp_path):
         "remove launches": 10,
     }
     assert path.what_if(scale=["comm=1"]).candidates is None
+
+
+def test_the_slow_rank_is_among_the_candidates_of_a_large_run(tmp_path):
+    job = Job.of(64, straggler=37, steps=2, layers=1, micro_batches=8)
+    write(job, tmp_path)
+    candidates = fastcomm.open(tmp_path).critical_path().what_if().candidates
+    healed = [one.edit.text for one in candidates if one.edit.text.startswith("heal rank")]
+    assert healed[0] == "heal rank:37"
 
 
 def test_candidates_select_kernels_of_long_names_by_words_of_their_own(tmp_path):
