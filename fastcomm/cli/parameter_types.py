@@ -191,14 +191,17 @@ class Output(click.Path):
 class OutputFile(Output):
     """A file to write: no device, FIFO or symbolic link, which writing would replace."""
 
-    def __init__(self, *, dir_okay: bool = False) -> None:
+    def __init__(self, *, dir_okay: bool = False, end: str = "") -> None:
         super().__init__(dir_okay=dir_okay, path_type=Path)
+        self.end = end  # of its name, without which nobody reads it
 
     def convert(self, value: Any, param: _Param, ctx: _Context) -> Any:
         """Return the path; raise FastcommError where it must not be replaced."""
         from fastcomm.files import check_replaceable, note_output
 
         path = super().convert(value, param, ctx)
+        if not path.name.endswith(self.end):
+            self.fail(f"{value}: the name must end in {self.end}", param, ctx)
         check_replaceable(path)
         note_output(path)
         return path

@@ -49,7 +49,7 @@ trace_option = _output(
 
 prometheus_option = option(
     "--prometheus",
-    type=OutputFile(),
+    type=OutputFile(end=".prom"),
     group=OUTPUT,
     help="Write the numbers for Prometheus (.prom of a node exporter's textfile collector).",
 )

@@ -32,7 +32,7 @@ Examples:
 
 
 @click.command("watch", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @with_options([*options_of(WatchOptions)])
 @fail_if_option
 @prometheus_option
@@ -51,9 +51,9 @@ def run(
 ) -> None:
     """Report the profiled windows of running jobs as they arrive, and what changed.
 
-    DIRECTORY is that of fastcomm.torch.trace_handler. A window is one line: its ranks, its mean
-    step, and the change against the first three windows of its run, with causes that are new or
-    gone and parts of the step that take longer.
+    DIRECTORY is that of fastcomm.torch.trace_handler, and need not be there yet. A window is
+    one line: its ranks, its mean step, and the change against the first three windows of its
+    run, with causes that are new or gone and parts of the step that take longer.
 
     Ends at the first window for which a condition of --fail-if holds, with exit code 4; with
     --once after the last. Other exit codes: 0 done, 1 error, 2 wrong usage, 3 done, and ranks
@@ -88,11 +88,17 @@ def _arriving(
 
     last = time.monotonic()
     while True:
-        new = [*windows_below(directory, watch.reported)]
+        is_there = options.once or directory.exists()
+        new = [*windows_below(directory, watch.reported)] if is_there else []
         ready = [
             window for window in new if options.once or _is_ready(window, options.patience)
         ]
         yield from sorted(ready, key=lambda window: (window.run, window.step, window.number))
+        if options.once and not ready:
+            raise FastcommError(
+                f"{directory}: no profiled window of fastcomm.torch.trace_handler; a copy "
+                "of one must have its hidden directory .partials"
+            )
         if options.once:
             return
         if ready:

@@ -166,3 +166,21 @@ def test_commands_that_need_traces_say_what_a_window_without_them_has(directory)
     for name in ("kernels", "report", "info"):
         error = CliRunner().invoke(main, [name, str(window)]).stderr
         assert "partial results of a profiled window, without its traces" in error
+
+
+def test_once_without_a_window_is_an_error(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, message in (("empty", "no profiled window"), ("absent", "No such file")):
+        result = watch(tmp_path / name, "--once")
+        assert result.exit_code == 1
+        assert message in result.stderr
+
+
+def test_a_directory_may_come_later(tmp_path):
+    assert watch(tmp_path / "absent", "--idle", "0.01").exit_code == 0
+
+
+def test_a_file_that_no_node_exporter_reads_is_refused(directory, tmp_path):
+    result = watch(directory, "--once", "--prometheus", str(tmp_path / "job.txt"))
+    assert result.exit_code == 2
+    assert "must end in .prom" in result.stderr
