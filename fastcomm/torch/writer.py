@@ -50,8 +50,9 @@ def main() -> None:
         has_steps = _write(recording, window)
     except (FastcommError, OSError) as error:
         errors.append(inert(str(error)))
-    # Without the directory there is nobody to wait for.
-    if recording.report and has_steps and recording.folder.is_dir():
+    # Where this rank could not even say why it has no result, others cannot either.
+    has_word = recording.rank in window.measured.keys() | window.failed.keys()
+    if recording.report and has_steps and has_word:
         try:
             _report(recording, window)
         except (FastcommError, OSError) as error:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from builders.fake_profiler import FakeProfiler
@@ -115,6 +116,14 @@ def test_nothing_stays_of_a_window_without_a_whole_step(tmp_path, monkeypatch, c
     assert files(tmp_path / "traces") == []
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("", "")
+
+
+def test_a_rank_that_can_write_nothing_waits_for_nobody(traces, tmp_path, monkeypatch, caplog):
+    (tmp_path / "traces").write_text("")
+    begun = time.monotonic()
+    record(traces, tmp_path / "traces", monkeypatch, ranks=(0,), report=True)
+    assert time.monotonic() - begun < 50  # and not the 120 s for other ranks
+    assert "a trace is not written" in caplog.text
 
 
 def test_a_trace_that_is_not_whole_is_removed_and_the_others_count(
