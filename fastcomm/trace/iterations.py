@@ -34,6 +34,7 @@ OPTIMIZER_STEPS = (r"Optimizer\.step#.*", r"DeepSpeedEngine\.step.*")
 _NEVER = np.iinfo(np.int64).max
 _LEAST_SHARE = 0.01  # of the device time of a step, to be worth a warning
 _DIGITS, _SEPARATORS = "0123456789", " _:#-"
+_EMPTY = 0.01  # of the median step
 _NO_PAUSE = 0.01  # of a step: marks that are not further apart follow each other
 
 
@@ -112,13 +113,39 @@ def find_iterations(marks: Marks, rule: IterationRule) -> Iterations:
             raise ConfigError(_no_match(marks, rule.regex))
         return _disjoint(by_regex)
     rules: tuple[Callable[[], Iterations | None], ...] = (
-        lambda: _by_name(marks, PROFILER_STEP, BY_PROFILER),
+        lambda: _without_empty_end(_by_name(marks, PROFILER_STEP, BY_PROFILER)),
         lambda: _by_name(marks, COMMON_NAMES, BY_NAMES),
         lambda: _by_optimizer(marks),
         lambda: _by_period(marks),
     )
     results = (result for rule_ in rules if (result := rule_()) is not None)
     return _disjoint(next(results, None) or _whole(marks))
+
+
+def _without_empty_end(steps: Iterations | None) -> Iterations | None:
+    """Leave out a last step that is no more than an opened and closed mark.
+
+    PyTorch's profiler opens the mark of a step when the one before ends. If the loop is over
+    then, the end of the profiler closes it.
+    """
+    if steps is None or len(steps.number) < 2:  # noqa: PLR2004 - a step to compare with
+        return steps
+    length = steps.stop - steps.start
+    last = int(np.argmax(steps.start))
+    if length[last] >= _EMPTY * np.median(np.delete(length, last)):
+        return steps
+    others = np.delete(np.arange(len(length)), last)
+    warning = (
+        f"iteration {steps.number[last]} is left out: it takes {format_ns(length[last])}; the "
+        "profiler ended as it began"
+    )
+    return replace(
+        steps,
+        number=steps.number[others],
+        start=steps.start[others],
+        stop=steps.stop[others],
+        warnings=(*steps.warnings, warning),
+    )
 
 
 def _no_match(marks: Marks, regex: str) -> str:

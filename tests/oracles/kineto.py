@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+from statistics import median
 
 from oracles.sizes import (
     ARGUMENTS,
@@ -314,7 +315,8 @@ def iterations(trace):
         found = [(re.fullmatch(pattern, e["name"]), e) for e in marks]
         steps = [iteration(int(m[1]), e["start"], e["stop"], source) for m, e in found if m]
         if steps:
-            return sorted(steps, key=lambda step: (step["start"], step["stop"]))
+            steps.sort(key=lambda step: (step["start"], step["stop"]))
+            return without_empty_end(steps) if source == "ProfilerStep" else steps
     if not trace["events"]:
         return []
     first = min(e["start"] for e in trace["events"])
@@ -324,6 +326,14 @@ def iterations(trace):
         return [iteration(n, start, stop, "optimizer") for n, (start, stop) in pairs]
     last = max(e["stop"] for e in trace["events"])
     return [iteration(0, first, last, "whole")]
+
+
+def without_empty_end(steps):
+    """Choice: a last mark below 1 % of the median of the others is the end of the profiler."""
+    lengths = [step["stop"] - step["start"] for step in steps]
+    if len(steps) > 1 and lengths[-1] < 0.01 * median(lengths[:-1]):
+        return steps[:-1]
+    return steps
 
 
 def iteration(number_, start, stop, source):

@@ -125,3 +125,16 @@ def test_ranges_of_the_user_are_used_unchanged(tmp_path):
     path = k.write(tmp_path / "rank0.json", events)
     rule = IterationRule(ranges=((0, 0, 40_000),))
     assert reader.read(path, TraceOptions(iterations=rule)).device_iterations is None
+
+
+@pytest.mark.parametrize(("length", "count"), [(12, 3), (99, 3), (101, 4), (10_000, 4)])
+def test_a_mark_that_the_end_of_the_profiler_closes_is_no_step(tmp_path, length, count):
+    lengths = (10_000, 10_000, 10_000, length)
+    marks = [
+        k.mark(f"ProfilerStep#{number}", 10_000 * place, dur)
+        for place, (number, dur) in enumerate(zip(range(27, 31), lengths, strict=True))
+    ]
+    rows, meta = iterations(tmp_path, [*marks, k.kernel("gemm", 0, 100)])
+    assert [row[0] for row in rows] == [27, 28, 29, 30][:count]
+    warnings = [text for text in meta.warnings if text.startswith("iteration 30 is left out")]
+    assert len(warnings) == 4 - count
