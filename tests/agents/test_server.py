@@ -148,7 +148,7 @@ def test_a_query_counts_what_a_run_has(runs):
                 [
                     await refused(client, "sql", run="runs0/slow", query=query)
                     for query in (
-                        "selct 1",
+                        "select from",
                         "from read_csv('/etc/passwd')",
                         "select 1; select 2",
                     )
