@@ -325,7 +325,7 @@ def _errors(rows: list[MeasuredExchange], group: ExchangeGroup, key: Key) -> Ite
     domains = group.shape.domains()
     for phase in PHASES:
         off = (
-            group.time(shipped_of(key, phase), phase).seconds
+            group.predicted(shipped_of(key, phase), phase).seconds
             / measured_seconds(rows, group, phase)
             - 1
         )
@@ -375,7 +375,7 @@ def _published_lines(
 ) -> Iterator[str]:
     family, gpu, _ = key
     for phase in PHASES:
-        times = group.time(shipped_of(key, phase), phase).seconds
+        times = group.predicted(shipped_of(key, phase), phase).seconds
         for place, predicted in zip(group.places, times, strict=True):
             row = rows[place]
             if (seconds := row.seconds.get(phase)) is None:

@@ -307,7 +307,8 @@ def _predictions(
     one_way: list[dict[ExchangePhase, PhasePrediction]] = [{} for _ in group.places]
     for phase in PHASES:
         costs = fitted.get((group.gpu, group.family, group.scope, phase))
-        time = group.time(costs or _shipped(group.gpu, group.family, group.scope, phase), phase)
+        own = costs or _shipped(group.gpu, group.family, group.scope, phase)
+        time = group.predicted(own, phase)
         busiest = np.argmax(time.limit_s, axis=-1)
         for at, place in enumerate(group.places):
             row = rows[place]

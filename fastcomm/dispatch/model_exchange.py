@@ -17,7 +17,7 @@ from fastcomm.dispatch.options import DispatchOptions, ModelOptions, WorkloadOpt
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Strategy
 from fastcomm.dispatch.simulation import NS, Simulation, simulate
-from fastcomm.dispatch.traffic import Bounds, Traffic, bounds
+from fastcomm.dispatch.traffic import Bounds, Traffic, bounds, busiest_proxy, largest_sum
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import clusters
@@ -231,7 +231,7 @@ def compare_kernels(
         _links(cluster),
     )
     traffic = Traffic.of(next(workload.layers()))
-    exchange = _shape(layer, experts, options.sms)
+    exchange = _shape(layer, workload.recipe, options.sms)
     precision = options.dispatch_precision
     kernels, unpriced = _kernels(layer, exchange, traffic, terms.links, precision)
     return ModelExchange(
@@ -315,8 +315,12 @@ def _links(cluster: Cluster) -> GpuLinks:
     )
 
 
-def _shape(layer: ModelLayer, experts: Experts, sms: int | None) -> ExchangeShape:
-    """Return what is exchanged, with a rank's even share of tokens."""
+def _shape(layer: ModelLayer, recipe: Recipe, sms: int | None) -> ExchangeShape:
+    """Return what is exchanged, with a rank's even share of tokens.
+
+    A token is limited to some domains only if the routing of `recipe` limits it.
+    """
+    is_limited = recipe.law == "gate"
     return ExchangeShape(
         tokens=layer.tokens_per_gpu,
         hidden=layer.hidden,
@@ -325,8 +329,28 @@ def _shape(layer: ModelLayer, experts: Experts, sms: int | None) -> ExchangeShap
         ranks=layer.ranks,
         domain=layer.ranks // layer.domains,
         sms=sms,
-        groups=layer.domains if experts.node_limit else 1,
-        top_groups=min(experts.node_limit, layer.domains) or 1,
+        groups=layer.domains if is_limited else 1,
+        top_groups=min(_GATE_NODES, layer.domains) if is_limited else 1,
+    )
+
+
+def _skewed(shape: ExchangeShape, kind: ExchangeFamily, traffic: Traffic) -> ExchangeShape:
+    """Return the shape with the fullest rank and the busiest NIC of the traffic.
+
+    Both are relative to the means of an even routing, which `shape` has.
+    """
+    if kind.copies:
+        rows, received = float(shape.topk), traffic.copies
+        leaving = float(largest_sum(traffic.remote("copies")))
+    else:
+        rows, received = float(shape.ranks_of_token()), traffic.unique
+        leaving = busiest_proxy(traffic)
+    far = float(shape.far_copies(copies=kind.copies))
+    tokens = float(shape.tokens)
+    return replace(
+        shape,
+        fullest=float(received.sum(axis=0).max()) / (tokens * rows),
+        busiest_nic=leaving / (tokens * far) if far else 1.0,
     )
 
 
@@ -361,8 +385,7 @@ def _kernels(
     token_s = bounds(traffic, links, 1).optimal_s
     priced, unpriced = [], {}
     for family, kind in FAMILIES.items():
-        received = traffic.copies if kind.copies else traffic.unique
-        own = replace(shape, fullest=_fullest(received))
+        own = _skewed(shape, kind, traffic)
         try:
             time = exchange_time(layer.gpu, family, own, nic=links.inter, precision=precision)
         except ConfigError as error:

@@ -184,7 +184,7 @@ def bounds(traffic: Traffic, links: GpuLinks, size: int, demand: str = "copies")
         relayed_s=largest_sum(sum_by_node(remote, width)) * nic / width,
         fixed_s=largest_sum(remote) * nic,
         multicast_s=largest_sum(pairs) * nic / width,
-        proxy_s=_proxy(traffic) * nic,
+        proxy_s=busiest_proxy(traffic) * nic,
         gpu_s=max(float(needed.sum(axis=0).max()), float(traffic.leaving.max())) * both,
         node_s=max(0.0, float((needed_by_node - arriving).max())) * port / width,
         joint_s=float(needed_by_node.max()) * both / width,
@@ -196,7 +196,7 @@ def largest_sum(matrix: Matrix) -> int:
     return int(max(matrix.sum(axis=0).max(initial=0), matrix.sum(axis=1).max(initial=0)))
 
 
-def _proxy(traffic: Traffic) -> float:
+def busiest_proxy(traffic: Traffic) -> float:
     """Return the most tokens that a NIC sends or receives if proxies of equal rank forward."""
     remote = traffic.remote_node_unique
     by_rank = remote.reshape(traffic.nodes, traffic.width, -1).sum(axis=0)

@@ -27,6 +27,7 @@ from fastcomm.hardware.expert_exchange import (
     PhaseTime,
     Precision,
     Scope,
+    domain_floor,
     phase_time,
     token_bytes,
 )
@@ -258,10 +259,21 @@ class ExchangeGroup:
     bandwidths: tuple[float, float]  # of NVLink and NIC
 
     def time(self, costs: ExchangeCosts, phase: ExchangePhase) -> PhaseTime:
-        """Return the times of one phase."""
+        """Return the times of one phase with some constants."""
+        return phase_time(costs, self.family, self.shape, self._size(phase), self.bandwidths)
+
+    def predicted(self, costs: ExchangeCosts, phase: ExchangePhase) -> PhaseTime:
+        """Return the times of one phase, at least those of its work inside domains."""
+        time = self.time(costs, phase)
+        if self.scope == "inside":
+            return time
+        size = self._size(phase)
+        return domain_floor(time, self.gpu, self.family, phase, self.shape, size)
+
+    def _size(self, phase: ExchangePhase) -> FloatArray:
+        """Return the bytes of a token."""
         precision = self.precision if phase == "dispatch" else "bf16"
-        size = token_bytes(self.shape.hidden, precision)
-        return phase_time(costs, self.family, self.shape, size, self.bandwidths)
+        return token_bytes(self.shape.hidden, precision)
 
 
 def exchange_groups(

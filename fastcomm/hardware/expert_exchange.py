@@ -75,8 +75,11 @@ class ExchangeShape:
     ranks: ShapeValue
     domain: ShapeValue  # ranks with NVLink between them
     sms: ShapeValue | None = None  # None is the default of the family
-    # Rows of the fullest rank over the mean: all ranks wait for it.
+    # Rows of the fullest rank over the mean: all ranks wait for it, its SMs and its NVLink.
     fullest: ShapeValue = 1.0
+    # Load of the busiest NIC over the mean; None if it is unknown: then `fullest`, as far as
+    # the node of the fullest rank can receive tokens.
+    busiest_nic: ShapeValue | None = None
     groups: ShapeValue = 1
     top_groups: ShapeValue = 1
 
@@ -95,6 +98,25 @@ class ExchangeShape:
         share = np.minimum(1.0, self._reachable() / self.domains())
         ranks, experts = _floats(self.ranks), _floats(self.experts)
         return share * ranks * hit_share(experts * share, experts / ranks, self.topk)
+
+    def far_copies(self, *, copies: bool) -> FloatArray:
+        """Return the mean number of times that a token leaves its domain.
+
+        With `copies`, it is sent once for each of its experts, else once to a domain.
+        """
+        sent = _floats(self.topk) if copies else self.domains_of_token()
+        return sent * (1 - 1 / self.domains())
+
+    def busiest_far_copies(self, *, copies: bool) -> FloatArray:
+        """Return `far_copies` of the busiest NIC.
+
+        Without copies, the NICs of a node receive a token of another node once at most.
+        """
+        far = self.far_copies(copies=copies)
+        if self.busiest_nic is not None:
+            return far * _floats(self.busiest_nic)
+        skewed = far * _floats(self.fullest)
+        return skewed if copies else np.minimum(skewed, self.domains() - 1)
 
     def _reachable(self) -> FloatArray:
         """Return the mean number of domains with a group of a token."""
@@ -224,22 +246,26 @@ def _limits(
     size: FloatArray,
     bandwidths: tuple[float, float],
 ) -> FloatArray:
-    """Return the seconds of SMs, NVLink and NIC for all tokens, in a last axis."""
-    domains, tokens = shape.domains(), _floats(shape.tokens) * _floats(shape.fullest)
+    """Return the seconds of SMs, NVLink and NIC for all tokens, in a last axis.
+
+    SMs and NVLink are those of the fullest rank, and the NIC is the busiest one.
+    """
+    tokens, fullest = _floats(shape.tokens), _floats(shape.fullest)
+    far = shape.busiest_far_copies(copies=family.copies)
     if family.copies:
-        rows = near = far = _floats(shape.topk)
-        near, far = near / domains, far * (1 - 1 / domains)
+        rows = _floats(shape.topk) * fullest
+        near = rows / shape.domains()
     else:
-        rows = near = shape.ranks_of_token()
-        far = shape.domains_of_token() * (1 - 1 / domains)
+        rows = near = shape.ranks_of_token() * fullest
     sms = _sms(costs, family, shape)
     row_ns = (rows + costs.far_rows * far) * (costs.row_ns + costs.row_byte_ns * size)
-    copying = (costs.token_ns + costs.token_byte_ns * size + row_ns) * 1e-9 / sms
+    of_token = (costs.token_ns + costs.token_byte_ns * size) * fullest
+    copying = (of_token + row_ns) * 1e-9 / sms
     nvlink, nic = bandwidths
     sending = near * (1 - 1 / _floats(shape.domain)) * size / (nvlink * costs.nvlink_share)
     leaving = far * size / (nic * costs.nic_share)
-    of_token = np.broadcast_arrays(copying, sending, leaving)
-    return np.stack([tokens * seconds for seconds in of_token], axis=-1)
+    busy = np.broadcast_arrays(tokens * copying, tokens * sending, tokens * leaving)
+    return np.stack(busy, axis=-1)
 
 
 def _sms(costs: ExchangeCosts, family: ExchangeFamily, shape: ExchangeShape) -> FloatArray:
@@ -253,6 +279,46 @@ def _sms(costs: ExchangeCosts, family: ExchangeFamily, shape: ExchangeShape) -> 
 
 
 Scope = Literal["inside", "across"]  # one domain, or several
+
+
+def domain_floor(
+    time: PhaseTime,
+    name: str,
+    family: str,
+    phase: ExchangePhase,
+    shape: ExchangeShape,
+    size: ShapeValue,
+) -> PhaseTime:
+    """Return the time of a phase across domains, at least that of its work inside of them.
+
+    Tokens that cross domains are copied by SMs and sent over NVLink as those that do not. Some
+    constants across domains do not say how fast: they are of another GPU than those inside, or
+    of shapes that NICs limit. Others are unchanged.
+
+    Parameters
+    ----------
+    time
+        Time with the constants across domains.
+    name, family, phase
+        A shipped GPU, a key of `FAMILIES`, and the phase.
+    shape, size
+        As for `phase_time`.
+
+    """
+    across, inside = (measured_gpu(family, name, scope) for scope in ("across", "inside"))
+    if across is None or inside is None:
+        return time
+    counts_nvlink = math.isfinite(shipped_costs()[family, across, "across", phase].nvlink_share)
+    if counts_nvlink and across == inside:
+        return time
+    costs = shipped_costs()[family, inside, "inside", phase]
+    least = phase_time(costs, family, shape, size, (gpu(name).nvlink, math.inf))
+    is_longer = least.seconds > time.seconds
+    return PhaseTime(
+        seconds=np.maximum(least.seconds, time.seconds),
+        notify_s=np.maximum(least.notify_s, time.notify_s),
+        limit_s=np.where(is_longer[..., None], least.limit_s, time.limit_s),
+    )
 
 
 @cache
@@ -339,5 +405,9 @@ def exchange_time(
     for phase in PHASES:
         kind = precision or FAMILIES[family].precision if phase == "dispatch" else "bf16"
         costs = shipped_costs()[family, source, scope, phase]
-        times[phase] = phase_time(costs, family, shape, token_bytes(shape.hidden, kind), links)
+        size = token_bytes(shape.hidden, kind)
+        own = phase_time(costs, family, shape, size, links)
+        if scope == "across":
+            own = domain_floor(own, name, family, phase, shape, size)
+        times[phase] = own
     return ExchangeTime(**times, measured_on=source)

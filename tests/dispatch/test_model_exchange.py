@@ -64,6 +64,40 @@ def test_a_skewed_routing_makes_all_kernels_slower():
         assert of(skewed, family).layer_s > of(even, family).layer_s
 
 
+@pytest.mark.parametrize("routing", [
+    {"law": "zipf", "zipf_alpha": 1.2},
+    {"law": "bounded", "zipf_alpha": 0.5},
+    {"law": "bimodal"},
+])  # fmt: skip
+def test_a_nic_receives_a_token_of_another_node_once_however_skewed_the_routing(routing):
+    result = compared(64, tokens_per_gpu=512, shape=WorkloadOptions(**routing))
+    simulated = result.simulation.strategies["deepep"].total_s
+    most = 56 * 512 / 8 * 7392 / 50e9  # all tokens of the other nodes, by eight NICs
+    for family in ("deepep-v2", "hybridep"):
+        phase = of(result, family).phases["dispatch"]
+        size = 1 if family == "deepep-v2" else 14336 / 7392  # hybridep sends bf16
+        assert phase.limit == "NVLink" or phase.seconds < 50e-6 + 1.15 * most * size
+    assert of(result, "deepep").phases["dispatch"].seconds > 0.9 * simulated
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h800", "dgx-h100", "dgx-b200"])
+def test_no_kernel_is_faster_with_more_ranks_or_domains(cluster):
+    network = DispatchOptions(cluster=cluster)
+    layers = {ep: compared(ep, tokens_per_gpu=1024, network=network) for ep in (4, 8, 16, 32)}
+    for family in FAMILIES.keys() - {"trtllm"}:
+        times = [of(result, family).layer_s for result in layers.values()]
+        assert times == sorted(times), family
+
+
+@pytest.mark.parametrize("law", ["uniform", "gate"])
+def test_kernels_have_the_routing_of_the_bound(law):
+    result = compared(64, tokens_per_gpu=512, shape=WorkloadOptions(law=law))
+    assert all(one.times_optimal > 1 for one in result.kernels)
+    phase = of(result, "deepep").phases["dispatch"]
+    nodes = phase.bytes_per_s * phase.seconds / (512 * 7392)
+    assert nodes == pytest.approx({"uniform": 8 * (1 - (7 / 8) ** 8), "gate": 4}[law], rel=0.02)
+
+
 def test_the_tokens_between_ranks_are_all_copies():
     result = compared(8, tokens_per_gpu=128)
     assert (result.copies.sum(axis=1) == 128 * 8).all()

@@ -126,6 +126,33 @@ def test_ranks_wait_for_the_fullest():
     assert hot[0] - start == pytest.approx(2 * (even[0] - start))
 
 
+def test_a_nic_does_not_wait_for_tokens_that_a_node_receives_once():
+    shape = replace(SHAPE, ranks=64, groups=8, top_groups=4)
+    assert float(shape.busiest_far_copies(copies=False)) == pytest.approx(3.5)
+    hot = replace(shape, fullest=14.9)
+    assert float(hot.busiest_far_copies(copies=False)) == pytest.approx(7)  # other domains
+    assert float(hot.busiest_far_copies(copies=True)) == pytest.approx(14.9 * 8 * 7 / 8)
+    measured = replace(hot, busiest_nic=1.2)
+    assert float(measured.busiest_far_copies(copies=False)) == pytest.approx(4.2)
+
+
+@pytest.mark.parametrize("name", gpus())
+@pytest.mark.parametrize("family", FAMILIES.keys() - {"trtllm"})
+@pytest.mark.parametrize("tokens", [16, 4096])
+@pytest.mark.parametrize("domain", [8, 64])
+def test_crossing_domains_is_never_faster(name, family, tokens, domain):
+    inside = replace(SHAPE, tokens=tokens, ranks=domain, domain=domain)
+    try:
+        before = times(name, family, inside)
+    except ConfigError:
+        assert name not in {"h100", "b200", "gb200"}
+        return
+    for ranks in (2 * domain, 4 * domain):
+        after = times(name, family, replace(inside, ranks=ranks))
+        assert all(np.array(after) >= before)
+        before = after
+
+
 def test_h200_has_the_constants_of_h100():
     time = exchange_time("h200", "deepep", SHAPE, nic=NIC)
     assert time.measured_on == "h100"
