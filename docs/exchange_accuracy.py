@@ -11,7 +11,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +32,11 @@ from fastcomm.hardware.expert_exchange import (
     PHASES,
     ExchangeCosts,
     ExchangePhase,
+    ExchangeShape,
     FloatArray,
+    MeasuredRange,
     Scope,
+    ShapeValue,
 )
 from fastcomm.hardware.gpus import gpus
 
@@ -265,16 +268,42 @@ def _published_fit(
 
 _COSTS_HEAD = """\
 # Constants of expert all-to-alls by family, GPU, inside one NVLink domain or across several,
-# and phase; `ExchangeCosts` of expert_exchange.py explains them. Written by
-# docs/exchange_accuracy.py, which fits them to four fifths of the shapes that NVIDIA
-# AIConfigurator measured (github.com/ai-dynamo/aiconfigurator, commit 095f58a, systems/data;
-# Apache-2.0, Copyright NVIDIA CORPORATION & AFFILIATES), to what DeepEP publishes
-# (github.com/deepseek-ai/DeepEP, commit dd758ca; MIT, Copyright DeepSeek), and, for HybridEP
-# and NCCL, to table 7 of arXiv 2603.07685. The tables are not part of fastcomm.
+# and phase, with the least and the most of the measured shapes; `ExchangeCosts` of
+# expert_exchange.py explains them. Written by docs/exchange_accuracy.py, which fits them to
+# four fifths of the shapes that NVIDIA AIConfigurator measured
+# (github.com/ai-dynamo/aiconfigurator, commit 095f58a, systems/data; Apache-2.0, Copyright
+# NVIDIA CORPORATION & AFFILIATES), to what DeepEP publishes (github.com/deepseek-ai/DeepEP,
+# commit dd758ca; MIT, Copyright DeepSeek), and, for HybridEP and NCCL, to table 7 of arXiv
+# 2603.07685. The tables are not part of fastcomm.
 """
 
 
-def costs_text(costs: dict[tuple[Key, ExchangePhase], ExchangeCosts]) -> str:
+def ranges_of(folder: Path) -> dict[Key, MeasuredRange]:
+    """The measured shapes by the constants that predict them."""
+    shapes: dict[Key, list[ExchangeShape]] = {}
+    for gpu, rows in measured(folder).items():
+        for key, groups in groups_of(rows, gpu):
+            shapes.setdefault(key, []).extend(group.shape for group in groups)
+    for key, groups, _ in _published_groups(folder):
+        shapes.setdefault(key, []).extend(group.shape for group in groups)
+    return {key: _range(own) for key, own in shapes.items()}
+
+
+def _range(shapes: Sequence[ExchangeShape]) -> MeasuredRange:
+    def ends(columns: Sequence[ShapeValue]) -> tuple[int, int]:
+        values = np.concatenate([np.ravel(column) for column in columns])
+        return int(values.min()), int(values.max())
+
+    return MeasuredRange(
+        ranks=ends([shape.ranks for shape in shapes]),
+        domains=ends([shape.domains() for shape in shapes]),
+        tokens=ends([shape.tokens for shape in shapes]),
+    )
+
+
+def costs_text(
+    costs: dict[tuple[Key, ExchangePhase], ExchangeCosts], ranges: dict[Key, MeasuredRange]
+) -> str:
     """The text of the file of constants."""
     parts = [_COSTS_HEAD]
     order = list(FAMILIES)
@@ -282,6 +311,10 @@ def costs_text(costs: dict[tuple[Key, ExchangePhase], ExchangeCosts]) -> str:
         costs, key=lambda key: (order.index(key[0][0]), *key[0][1:], PHASES.index(key[1]))
     ):
         constants = costs[(family, gpu, scope), phase]
+        if phase == PHASES[0]:
+            parts.append(f"\n[{family}.{gpu}.{scope}.measured]\n")
+            for name, ends in asdict(ranges[family, gpu, scope]).items():
+                parts.append(f"{name} = {list(ends)}\n")
         parts.append(f"\n[{family}.{gpu}.{scope}.{phase}]\n")
         for field in fields(constants):
             value = getattr(constants, field.name)
@@ -432,6 +465,7 @@ if __name__ == "__main__":
     if "--check" in sys.argv:
         sys.stdout.write(report(where, all_rows=True) + "\n")
     else:
-        COSTS.write_text(costs_text(fit_all(where)), "utf-8")
-        expert_exchange.shipped_costs.cache_clear()
+        COSTS.write_text(costs_text(fit_all(where), ranges_of(where)), "utf-8")
+        for cached in ("_shipped", "shipped_costs", "shipped_ranges"):
+            getattr(expert_exchange, cached).cache_clear()
         PAGE.write_text(page(where), "utf-8")

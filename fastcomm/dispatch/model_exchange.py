@@ -78,6 +78,7 @@ class KernelTime:
 
     family: str
     measured_on: str  # GPU whose measurements the constants are fitted to
+    extrapolated: str  # sizes outside of the measurements; empty if there are none
     layers: int  # with experts
     phases: Mapping[ExchangePhase, KernelPhase]
 
@@ -108,6 +109,7 @@ class KernelTime:
         return {
             "family": self.family,
             "measured_on": self.measured_on,
+            "extrapolated": self.extrapolated or None,
             **{phase: self.phases[phase].to_dict() for phase in PHASES},
             "layer_ns": self.layer_s * NS,
             "forward_ns": self.forward_s * NS,
@@ -162,12 +164,21 @@ class ModelExchange(TableResult):
             "schedules": self.simulation.contents(),
         }
 
+    def extrapolated(self) -> list[str]:
+        """Return a line for each family whose shape lies outside of its measurements."""
+        return [
+            f"{one.family}: extrapolated ({one.extrapolated})"
+            for one in self.kernels
+            if one.extrapolated
+        ]
+
     def to_arrow(self) -> pa.Table:
         """Return a row per kernel family and phase; times in ns."""
         rows = [
             {
                 "family": one.family,
                 "measured_on": one.measured_on,
+                "extrapolated": one.extrapolated or None,
                 "phase": phase,
                 **one.phases[phase].to_dict(),
                 "layer_ns": one.layer_s * NS,
@@ -397,6 +408,7 @@ def _kernels(
             KernelTime(
                 family=family,
                 measured_on=time.measured_on,
+                extrapolated=time.extrapolated or "",
                 layers=layer.layers,
                 phases={
                     "dispatch": _phase(time.dispatch, sizes[0], token_s, counted),

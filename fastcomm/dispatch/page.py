@@ -232,7 +232,7 @@ def kernels(result: ModelExchange) -> Page:
             *schedules.facts[1:],
         ),
         sections=(_kernels(result), _pairs(result.copies), *schedules.sections),
-        warnings=(*result.unpriced.values(), *schedules.warnings),
+        warnings=(*result.extrapolated(), *result.unpriced.values(), *schedules.warnings),
     )
 
 

@@ -156,7 +156,8 @@ def kernels(result: ModelExchange, console: Console | None = None) -> None:
     _say(
         console,
         f"Fastest kernels: {FAMILIES[fastest.family].title}, {format_s(fastest.layer_s)} a "
-        f"layer, {_times(fastest.times_optimal)} the best possible time\n"
+        f"layer, {_times(fastest.times_optimal)} the best possible time"
+        f"{', extrapolated' * bool(fastest.extrapolated)}\n"
         f"{layer.model}: {counted(layer.layers, 'layer')} of {counted(layer.experts, 'expert')}"
         f", top {layer.topk}; {counted(layer.tokens_per_gpu, 'token')} per GPU; "
         f"{counted(layer.ranks, 'GPU')} of {layer.cluster} in "
@@ -171,6 +172,8 @@ def kernels(result: ModelExchange, console: Console | None = None) -> None:
         "node. layer: both, with waits. step: forward and backward pass of all layers, for "
         "the tokens of one micro-batch.",
     )
+    for line in result.extrapolated():
+        _say(console, line)
     for family, reason in result.unpriced.items():
         _say(console, f"{family}: {NA} ({reason.removeprefix(f'{family}: ')})")
     title = _title(result.simulation)
@@ -406,6 +409,7 @@ _ERRORS = (
 _TIMES = (
     TableColumn("GPU", "gpu"),
     TableColumn("kernels", lambda row: row.row.family),
+    TableColumn("nodes", "domains", "count"),
     TableColumn("ranks", lambda row: row.row.ranks, "count"),
     TableColumn("tokens", lambda row: row.row.tokens, "count"),
     TableColumn("dispatch", _predicted("dispatch"), "ns", why=_OTHER_PHASE),

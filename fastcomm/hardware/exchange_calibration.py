@@ -44,6 +44,7 @@ _PUBLISHED = {
 _ARCHITECTURES = {"H800": "h800", "SM90": "h100", "SM100": "b200"}
 _EXPERTS = 256  # of a published row that does not say it: DeepSeek-V3's
 _MOST_NODES = 4  # that a token of DeepEP's benchmark goes to
+_NODE_RANKS = 8  # at most, of a node; a larger domain is a rack of several
 _SHAPE = ("tokens", "hidden", "topk", "ranks")
 _COUNTS = {
     "tokens": Range(1, 1 << 32),
@@ -295,7 +296,7 @@ def exchange_groups(
     """
     places: dict[tuple[str, str, bool, Precision, bool], list[int]] = {}
     for place, row in enumerate(rows):
-        key = row.gpu or name, row.family, row.ranks > row.domain(domain), row.precision
+        key = row.gpu or name, row.family, row.ranks > _domain(row, domain), row.precision
         places.setdefault((*key, row.sms is None), []).append(place)
     return [
         ExchangeGroup(
@@ -303,12 +304,21 @@ def exchange_groups(
             family=family,
             scope="across" if is_across else "inside",
             precision=precision,
-            shape=_stacked([rows[place].shape(rows[place].domain(domain)) for place in group]),
+            shape=_stacked(
+                [rows[place].shape(_domain(rows[place], domain)) for place in group]
+            ),
             places=tuple(group),
             bandwidths=(gpu(own).nvlink, nic),
         )
         for (own, family, is_across, precision, _), group in places.items()
     ]
+
+
+def _domain(row: MeasuredExchange, ranks_per_domain: int) -> int:
+    """Return the ranks of an NVLink domain; nodes of a rack with NVLink are of one domain."""
+    if ranks_per_domain > _NODE_RANKS:
+        return min(row.ranks, ranks_per_domain)
+    return row.domain(ranks_per_domain)
 
 
 def _stacked(shapes: Sequence[ExchangeShape]) -> ExchangeShape:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -322,16 +322,55 @@ def domain_floor(
 
 
 @cache
+def _shipped() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
+    """Return the shipped file: tables by family, GPU, scope, and phase or "measured"."""
+    source = resources.files("fastcomm.hardware") / "expert_exchange.toml"
+    return parsed_toml(source.read_text("utf-8"), "expert_exchange.toml")
+
+
+@cache
 def shipped_costs() -> dict[tuple[str, str, str, str], ExchangeCosts]:
     """Return the shipped constants by family, GPU, scope and phase."""
-    source = resources.files("fastcomm.hardware") / "expert_exchange.toml"
-    values = parsed_toml(source.read_text("utf-8"), "expert_exchange.toml")
     return {
         (family, name, scope, phase): ExchangeCosts(**constants)
-        for family, gpus in values.items()
+        for family, gpus in _shipped().items()
         for name, scopes in gpus.items()
         for scope, phases in scopes.items()
         for phase, constants in phases.items()
+        if phase in PHASES
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRange:
+    """Least and most of the measured shapes that constants predict."""
+
+    ranks: tuple[int, int]
+    domains: tuple[int, int]
+    tokens: tuple[int, int]  # of a rank
+
+    def outside(self, shape: ExchangeShape) -> str:
+        """Return which sizes of a shape, of numbers, lie outside; empty if none do."""
+        sizes = {"ranks": shape.ranks, "domains": shape.domains(), "tokens": shape.tokens}
+        reasons = []
+        for name, size in sizes.items():
+            least, most = getattr(self, name)
+            if not least <= float(np.asarray(size)) <= most:
+                measured = f"{least}" if least == most else f"{least} to {most}"
+                reasons.append(f"{float(np.asarray(size)):.0f} {name}, measured: {measured}")
+        return "; ".join(reasons)
+
+
+@cache
+def shipped_ranges() -> dict[tuple[str, str, str], MeasuredRange]:
+    """Return the measured shapes of the shipped constants by family, GPU and scope."""
+    return {
+        (family, name, scope): MeasuredRange(
+            **{key: tuple(ends) for key, ends in phases["measured"].items()}
+        )
+        for family, gpus in _shipped().items()
+        for name, scopes in gpus.items()
+        for scope, phases in scopes.items()
     }
 
 
@@ -363,6 +402,9 @@ class ExchangeTime:
     dispatch: PhaseTime
     combine: PhaseTime
     measured_on: str  # GPU whose constants were used
+    # Why the shape lies outside of the measurements; empty if it does not, None if the shape
+    # has arrays.
+    extrapolated: str | None
 
 
 def exchange_time(
@@ -410,4 +452,8 @@ def exchange_time(
         if scope == "across":
             own = domain_floor(own, name, family, phase, shape, size)
         times[phase] = own
-    return ExchangeTime(**times, measured_on=source)
+    outside = shipped_ranges()[family, source, scope].outside
+    is_one = times["dispatch"].seconds.ndim == 0
+    return ExchangeTime(
+        **times, measured_on=source, extrapolated=outside(shape) if is_one else None
+    )

@@ -279,7 +279,7 @@ def test_a_table_without_times_gets_predictions(tmp_path):
     path = tmp_path / "plain.csv"
     path.write_text("family,ranks,hidden,topk,experts,tokens\nhybridep,32,7168,8,256,4096\n")
     out = said(f"evaluate {path} --cluster gb200")
-    assert "gb200  hybridep     32    4096" in out
+    assert "gb200  hybridep      1     32    4096" in out
     assert "1 row on GB200, without measured times." in out
 
 

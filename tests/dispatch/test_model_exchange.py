@@ -89,6 +89,22 @@ def test_no_kernel_is_faster_with_more_ranks_or_domains(cluster):
         assert times == sorted(times), family
 
 
+def test_a_shape_outside_of_the_measurements_is_extrapolated():
+    rack = compared(64, tokens_per_gpu=2048, network=DispatchOptions(cluster="gb200-nvl72"))
+    assert of(rack, "deepep").extrapolated == "64 ranks, measured: 4"
+    assert of(rack, "deepep-ll").extrapolated == (
+        "64 ranks, measured: 4; 2048 tokens, measured: 1 to 1024"
+    )
+    assert of(rack, "trtllm").extrapolated == ""
+    node = compared(16, tokens_per_gpu=4096, network=DispatchOptions(cluster="dgx-h100"))
+    assert of(node, "deepep").extrapolated == of(node, "hybridep").extrapolated == ""
+    assert of(node, "deepep").to_dict()["extrapolated"] is None
+    assert node.extrapolated() == [
+        "deepep-v2: extrapolated (4096 tokens, measured: 8192)",
+        "deepep-ll: extrapolated (4096 tokens, measured: 2 to 256)",
+    ]
+
+
 @pytest.mark.parametrize("law", ["uniform", "gate"])
 def test_kernels_have_the_routing_of_the_bound(law):
     result = compared(64, tokens_per_gpu=512, shape=WorkloadOptions(law=law))

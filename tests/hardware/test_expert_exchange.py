@@ -26,6 +26,7 @@ from fastcomm.hardware.expert_exchange import (
     hit_share,
     phase_time,
     shipped_costs,
+    shipped_ranges,
     token_bytes,
 )
 from fastcomm.hardware.gpus import gpus
@@ -264,6 +265,19 @@ def test_published_bandwidths_are_within_a_tenth(measurements):
                 measured = np.array([rows[n].seconds.get(phase, np.nan) for n in group.places])
                 off = measured / group.time(costs, phase).seconds - 1
                 assert np.nanmax(np.abs(off), initial=0.0) < 0.1
+
+
+def test_the_measured_ranges_are_those_of_the_tables(measurements):
+    assert exchange_accuracy.ranges_of(measurements) == shipped_ranges()
+
+
+def test_nodes_of_a_rack_with_nvlink_are_one_domain(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(f"{HEAD}\nnormal,2,8,7168,8,256,1,24,\nnormal,1,128,7168,8,256,1,24,\n")
+    rows = read_exchanges(path)
+    rack = exchange_groups(rows, "gb200", 72, NIC)
+    assert [group.scope for group in rack] == ["inside", "across"]
+    assert [group.scope for group in exchange_groups(rows, "h100", 8, NIC)] == ["across"]
 
 
 def test_the_page_of_measured_exchanges_is_current(measurements):
