@@ -90,7 +90,7 @@ def schedules_option(default: str | None) -> Callable[[F], F]:
         metavar="LIST",
         group=NETWORK,
         is_common=True,
-        help=text if default else f"{text} Default: all.",
+        help=text if default else f"{text} Default: every schedule.",
     )
 
 

@@ -310,30 +310,6 @@ def _pairs(copies: Matrix) -> Section:
 def recorded(result: RunExchange) -> Page:
     """Return the page of what schedules would save of the all-to-alls of a run."""
     run = result.run
-    names = [one.name for one in result.schedules]
-    bars = row_bars(
-        names,
-        [one.seconds for one in result.schedules],
-        _seconds,
-        "of a step, ms",
-        1 / _MS,
-        marks=(
-            _marks(names, "measured", [result.measured_s] * len(names), "bar"),
-            _marks(
-                names, "with even load", [one.even_s for one in result.schedules], "diamond"
-            ),
-        ),
-    )
-    drawn = figure(
-        "recorded-chart",
-        "All-to-alls of a step",
-        "Bars of the schedules, with the measured time and that of an even load as marks; the "
-        "table has all numbers.",
-        bars,
-        "dispatch-run.schedules.latency_ns",
-        "dispatch-run.schedules.even_latency_ns",
-        table=pages.shown(tables.recorded_schedules(result)),
-    )
     chart, share = pair_chart(result.sent / _MB, result.ranks, "MB", "GPU")
     pairs = Figure(
         name="pairs-chart",
@@ -358,7 +334,13 @@ def recorded(result: RunExchange) -> Page:
             " of a step.",
         ),
         facts=(
-            pages.fact("dispatch-run.bound_ns", result.bound_s * NS, pages.ns, label="bound"),
+            pages.fact(
+                "dispatch-run.bound_ns",
+                None if result.bound_s is None else result.bound_s * NS,
+                pages.ns,
+                label="bound",
+                why=result.no_savings or "",
+            ),
         ),
         sections=(
             Section(
@@ -368,16 +350,54 @@ def recorded(result: RunExchange) -> Page:
                     f"{pages.many(run.exchanges, 'all-to-all')} of "
                     f"{pages.many(run.steps, 'step')}, at the efficiency of the run.",
                 ),
-                blocks=(drawn,),
+                blocks=(_recorded_schedules(result),),
             ),
             Section(
                 name="pairs",
                 title="Which ranks exchange the most?",
-                lead=("The fullest rank has ", fullest, " the mean bytes."),
+                lead=(
+                    "In the slowest group, the fullest rank has ",
+                    fullest,
+                    " the mean bytes.",
+                ),
                 blocks=(pairs,),
             ),
         ),
-        warnings=tuple(result.unanswered.values()),
+        warnings=tuple(filter(None, (result.no_savings, *result.unanswered.values()))),
+    )
+
+
+def _recorded_schedules(result: RunExchange) -> Figure | PageTable:
+    """Return the chart of schedules in a run; only their table if they have no times."""
+    rows = pages.shown(tables.recorded_schedules(result))
+    timed = [
+        (one.name, one.seconds, one.even_s)
+        for one in result.schedules
+        if one.seconds is not None and one.even_s is not None
+    ]
+    if not timed:
+        return rows
+    names = [name for name, _, _ in timed]
+    bars = row_bars(
+        names,
+        [seconds for _, seconds, _ in timed],
+        _seconds,
+        "of a step, ms",
+        1 / _MS,
+        marks=(
+            _marks(names, "measured", [result.measured_s] * len(names), "bar"),
+            _marks(names, "with even load", [even_s for _, _, even_s in timed], "diamond"),
+        ),
+    )
+    return figure(
+        "recorded-chart",
+        "All-to-alls of a step",
+        "Bars of the schedules, with the measured time and that of an even load as marks; the "
+        "table has all numbers.",
+        bars,
+        "dispatch-run.schedules.latency_ns",
+        "dispatch-run.schedules.even_latency_ns",
+        table=rows,
     )
 
 

@@ -3,10 +3,12 @@
 A run records how many bytes each rank sends to each other one in a call, and not which tokens.
 So schedules that send a token once for several experts have no answer. An exchange takes the
 shortest duration among its ranks, that of the last to arrive: it waits for nobody. The model
-times the direct schedule, as NCCL sends, and another one; the measured time is scaled by their
-ratio, so that it has the efficiency of the run. Times are in seconds, sizes in bytes.
+times the direct schedule, as NCCL sends, and another one. What a measured time has above its
+start is scaled by their ratio, so that it has the efficiency of the run; the start does not
+shrink with bytes. Groups wait for the slowest one. Times are in seconds, sizes in bytes.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -32,7 +34,7 @@ from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import SkippedRank, Spread
 from fastcomm.trace.schema import OP
 from fastcomm.trace.trace import Trace
-from fastcomm.units import format_s, parse_bandwidth
+from fastcomm.units import format_s, parse_bandwidth, percent
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NULL, Matrix
 
@@ -40,7 +42,13 @@ _CLUSTER = "dgx-h100"
 # Schedules that need nothing but bytes from rank to rank.
 BY_BYTES = ("direct", "spreadout", "hierarchical", "fast", "fast-published")
 NO_TOKENS = "it sends a token once for several ranks, and a run does not record tokens"
+NO_EXPERTS = "it sends a message for each expert, and a run does not record experts"
 _MOST_SIMULATED = 256  # exchanges; of more, evenly spaced ones
+# Share of the links below which starts and hosts determine times, and not bytes.
+_LEAST_EFFICIENCY = 0.05
+# Standard deviation over the mean of the bytes, from which on a start can be fitted.
+_LEAST_VARIATION = 0.05
+_START_S = 8e-6  # of an all-to-all without bytes, NCCL on H100, where a run does not tell
 _NO_SPLITS = (
     "{}: no all-to-all with recorded splits on all ranks of its group; PyTorch records them "
     "with record_shapes=True, for groups of up to 30 ranks"
@@ -76,7 +84,7 @@ def _calls(trace: Trace) -> RecordedCalls:
     edges = steps["start"].to_numpy(), steps["stop"].to_numpy()
     is_own = comm["op"].to_numpy() == OP["AllToAll"]
     group = filled(comm["group"])
-    number = filled(comm["seq"])
+    number = filled(comm["seq"]).copy()
     for one in np.unique(group[is_own]).tolist():
         own = np.flatnonzero(is_own & (group == one))
         if (number[own] == NULL).any():  # else as the job counts
@@ -182,12 +190,13 @@ class RecordedTraffic(Traffic):
 class RecordedSchedule:
     """Time of the all-to-alls of a step under one schedule, with the load as recorded or even.
 
-    Seconds are of the mean step and group.
+    Seconds are of the mean step, and of the slowest group under the schedule. None is unknown.
     """
 
     name: str
-    seconds: float
-    even_s: float  # if all ranks had equally many bytes: no placement of experts is faster
+    seconds: float | None
+    # If all ranks of a group had equally many bytes: no placement of experts is faster.
+    even_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +221,13 @@ class RunExchange(TableResult):
     has_long_tables: ClassVar[bool] = True
 
     run: RecordedRun
-    measured_s: float  # of the mean step and group
-    bound_s: float  # lower bound without deduplication, at the efficiency of the run
-    fullest: float  # bytes of the fullest rank over the mean, weighted by bytes
+    slowest: tuple[int, ...]  # ranks of the group with the longest measured time
+    measured_s: float  # of the mean step and the slowest group
+    # Lower bound without deduplication, at the efficiency of the run; None with `no_savings`.
+    bound_s: float | None
+    fullest: float  # bytes of its fullest rank over the mean, weighted by bytes
     efficiency: float | None  # time of the model's direct schedule over the measured time
+    no_savings: str | None  # why schedules and loads have no time
     schedules: tuple[RecordedSchedule, ...]  # the fastest first
     unanswered: dict[str, str]
     ranks: tuple[int, ...]
@@ -225,10 +237,12 @@ class RunExchange(TableResult):
         """Return the JSON document without its version."""
         return {
             "run": asdict(self.run),
+            "slowest_group": list(self.slowest),
             "measured_ns": self.measured_s * NS,
-            "bound_ns": self.bound_s * NS,
+            "bound_ns": _ns(self.bound_s),
             "fullest_rank": self.fullest,
             "efficiency": self.efficiency,
+            "no_savings": self.no_savings,
             "schedules": self.rows(),
             "unanswered": self.unanswered,
             "ranks": list(self.ranks),
@@ -240,13 +254,17 @@ class RunExchange(TableResult):
         return [
             {
                 "schedule": one.name,
-                "latency_ns": one.seconds * NS,
-                "saved_ns": (self.measured_s - one.seconds) * NS,
-                "even_latency_ns": one.even_s * NS,
-                "even_saved_ns": (self.measured_s - one.even_s) * NS,
+                "latency_ns": _ns(one.seconds),
+                "saved_ns": self._saved_ns(one.seconds),
+                "even_latency_ns": _ns(one.even_s),
+                "even_saved_ns": self._saved_ns(one.even_s),
             }
             for one in self.schedules
         ]
+
+    def _saved_ns(self, seconds: float | None) -> float | None:
+        """Return what a time saves of the measured one, in ns."""
+        return None if seconds is None else (self.measured_s - seconds) * NS
 
     def to_arrow(self) -> pa.Table:
         """Return a row per schedule; times in ns."""
@@ -254,7 +272,9 @@ class RunExchange(TableResult):
 
     def figures(self) -> dict[str, str]:
         """Return the measured time per step, and that of each schedule, the fastest first."""
-        times = {one.name: format_s(one.seconds) for one in self.schedules}
+        times = {
+            one.name: format_s(one.seconds) for one in self.schedules if one.seconds is not None
+        }
         return {"measured": format_s(self.measured_s)} | times
 
 
@@ -293,33 +313,36 @@ def compare_recorded(
         raise FastcommError(_NO_SPLITS.format(path))
     cluster_gpus, links = _links(network)
     per_node, steps = gpus_per_node or cluster_gpus, max(1, len(calls.steps))
-    model = _Model.of(whole, per_node, links, network)
-    groups = len({exchange.members for exchange in whole})
-    measured_s = sum(exchange.seconds for exchange in whole) / (steps * groups)
-    direct_s, _ = model.seconds("direct")
-    scale = measured_s / direct_s if direct_s else 0.0
+    by_group: dict[tuple[int, ...], list[Exchange]] = {}
+    for exchange in whole:
+        by_group.setdefault(exchange.members, []).append(exchange)
+    models = [_Model.of(own, per_node, links, network) for own in by_group.values()]
+    slowest = max(models, key=lambda model: model.measured_s)
     ranks, sent = _between(whole, steps)
-    timed = [(name, *model.seconds(name)) for name in names]
+    timed = [_timed(name, models, steps) for name in names]
+    order = {name: place for place, name in enumerate(BY_BYTES)}
+    timed.sort(
+        key=lambda one: (math.inf if one.seconds is None else one.seconds, order[one.name])
+    )
     return RunExchange(
         run=RecordedRun(
             path=str(path),
             ranks=calls.ranks,
             steps=len(calls.steps),
-            groups=groups,
+            groups=len(by_group),
             exchanges=len(whole),
             incomplete=incomplete,
             without_splits=calls.without_splits,
             gpus_per_node=per_node,
             cluster=str(network.cluster or _CLUSTER),
         ),
-        measured_s=measured_s,
-        bound_s=model.bound_s() * scale,
-        fullest=_fullest(whole),
-        efficiency=_efficiency(direct_s, whole),
-        schedules=tuple(
-            RecordedSchedule(name=name, seconds=seconds * scale, even_s=even_s * scale)
-            for name, seconds, even_s in sorted(timed, key=lambda one: one[1])
-        ),
+        slowest=slowest.members,
+        measured_s=slowest.measured_s / steps,
+        bound_s=None if slowest.no_savings else slowest.scaled(slowest.bound_s()) / steps,
+        fullest=_fullest(by_group[slowest.members]),
+        efficiency=slowest.efficiency,
+        no_savings=slowest.no_savings,
+        schedules=tuple(timed),
         unanswered=unanswered,
         ranks=ranks,
         sent=sent,
@@ -333,7 +356,8 @@ def _answerable(schedules: Iterable[str]) -> tuple[list[str], dict[str, str]]:
         raise ConfigError(
             f"unknown strategy {', '.join(unknown)}: expected {', '.join(BY_BYTES)}"
         )
-    unanswered = {name: f"{name}: {NO_TOKENS}" for name in names if name not in BY_BYTES}
+    reasons = {name: NO_EXPERTS if name == "deepep-ll" else NO_TOKENS for name in STRATEGIES}
+    unanswered = {name: f"{name}: {reasons[name]}" for name in names if name not in BY_BYTES}
     return [name for name in names if name in BY_BYTES], unanswered
 
 
@@ -361,10 +385,14 @@ def _links(network: DispatchOptions) -> tuple[int, GpuLinks]:
     return per_node, replace(links, **bandwidths)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Model:
-    """Traffic of exchanges, as recorded and even, and the terms of their simulation."""
+    """Exchanges of a group: traffic as recorded and even, and the terms of their simulation."""
 
+    members: tuple[int, ...]
+    measured_s: float  # of all exchanges
+    count: int  # of exchanges
+    times: FloatArray  # measured seconds of those that are simulated
     recorded: tuple[RecordedTraffic, ...]
     even: tuple[RecordedTraffic, ...]
     terms: Terms
@@ -387,6 +415,10 @@ class _Model:
             for sent, width in placed
         ]
         return cls(
+            members=exchanges[0].members,
+            measured_s=sum(one.seconds for one in exchanges),
+            count=len(exchanges),
+            times=np.array([one.seconds for one in chosen]),
             recorded=tuple(RecordedTraffic.of_matrix(*one) for one in placed),
             even=tuple(RecordedTraffic.of_matrix(*one) for one in evened),
             terms=Terms(
@@ -397,20 +429,85 @@ class _Model:
             ),
         )
 
+    @cached_property
+    def direct(self) -> FloatArray:
+        """Seconds of the direct schedule by exchange."""
+        run = STRATEGIES["direct"].run
+        return np.array([run(traffic, self.terms).seconds for traffic in self.recorded])
+
+    @property
+    def efficiency(self) -> float | None:
+        """Time of the direct schedule over the measured time; None if nothing was measured."""
+        measured = float(self.times.mean())
+        return float(self.direct.mean()) / measured if measured else None
+
+    @cached_property
+    def no_savings(self) -> str | None:
+        """Why bytes do not determine the measured times; None if they do."""
+        if not self.direct.any():
+            return "no bytes go to other ranks"
+        efficiency = self.efficiency
+        if efficiency is None:
+            return "all-to-alls take no time"
+        if efficiency < _LEAST_EFFICIENCY:
+            return (
+                f"all-to-alls reach {percent(efficiency)} of the links, less than "
+                f"{percent(_LEAST_EFFICIENCY)}: starts and hosts limit them, and not bytes"
+            )
+        return None
+
+    @cached_property
+    def start_s(self) -> float:
+        """Seconds of an exchange that do not shrink with bytes.
+
+        Fitted to exchanges of different sizes, else those of NCCL.
+        """
+        least, mean = float(self.times.min()), float(self.direct.mean())
+        spread = float(self.direct.var())
+        if math.sqrt(spread) < _LEAST_VARIATION * mean:
+            return min(_START_S, least)
+        slope = float(((self.direct - mean) * (self.times - self.times.mean())).mean()) / spread
+        return min(max(0.0, float(self.times.mean()) - slope * mean), least)
+
+    def scaled(self, seconds: float) -> float:
+        """Return the time of all exchanges, at the efficiency of the run.
+
+        `seconds` is the mean of the model. Where bytes do not limit, it is the measured time.
+        """
+        if self.no_savings:
+            return self.measured_s
+        start = self.start_s * self.count
+        return start + (self.measured_s - start) * seconds / float(self.direct.mean())
+
     def seconds(self, name: str) -> tuple[float, float]:
-        """Return the mean seconds of an exchange under a schedule: as recorded, and even."""
+        """Return the seconds of all exchanges under a schedule: as recorded, and even."""
         run = STRATEGIES[name].run
         sums = [
             sum(run(traffic, self.terms).seconds for traffic in kind) / len(kind)
             for kind in (self.recorded, self.even)
         ]
-        return sums[0], sums[1]
+        return self.scaled(sums[0]), self.scaled(sums[1])
 
     def bound_s(self) -> float:
         """Return the mean lower bound of an exchange without deduplication, in seconds."""
         size = self.terms.token_bytes
         limits = [bounds(traffic, self.terms.links, size) for traffic in self.recorded]
         return sum(one.optimal_s for one in limits) / len(limits)
+
+
+def _timed(name: str, models: Sequence[_Model], steps: int) -> RecordedSchedule:
+    """Return the time of a step under a schedule, for which all groups wait."""
+    slowest = max(models, key=lambda model: model.measured_s)
+    if slowest.no_savings:
+        is_measured = name == "direct" and slowest.measured_s > 0
+        seconds = slowest.measured_s / steps if is_measured else None
+        return RecordedSchedule(name=name, seconds=seconds, even_s=None)
+    times = [model.seconds(name) for model in models]
+    return RecordedSchedule(
+        name=name,
+        seconds=max(seconds for seconds, _ in times) / steps,
+        even_s=max(even_s for _, even_s in times) / steps,
+    )
 
 
 def _by_node(sent: Matrix, members: Sequence[int], per_node: int) -> tuple[Matrix, int]:
@@ -440,7 +537,7 @@ def _between(exchanges: Sequence[Exchange], steps: int) -> tuple[tuple[int, ...]
 
 
 def _fullest(exchanges: Sequence[Exchange]) -> float:
-    """Return the bytes of the fullest rank over the mean, of all exchanges together."""
+    """Return the bytes of the fullest rank of a group over the mean, of all exchanges."""
     most = sum(
         int(max(one.sent.sum(axis=0).max(), one.sent.sum(axis=1).max())) for one in exchanges
     )
@@ -448,7 +545,5 @@ def _fullest(exchanges: Sequence[Exchange]) -> float:
     return most / mean if mean else 1.0
 
 
-def _efficiency(direct_s: float, exchanges: Sequence[Exchange]) -> float | None:
-    """Return the time of the model over the measured time; None if nothing was measured."""
-    measured_s = sum(one.seconds for one in exchanges) / len(exchanges)
-    return direct_s / measured_s if measured_s else None
+def _ns(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * NS

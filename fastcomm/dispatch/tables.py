@@ -192,15 +192,17 @@ def recorded(result: RunExchange, console: Console | None = None) -> None:
         console,
         f"{run.path}: {counted(run.exchanges, 'all-to-all')} of "
         f"{counted(run.groups, 'group')} in {counted(run.steps, 'step')}; {run.cluster}, nodes "
-        f"of {counted(run.gpus_per_node, 'GPU')}; the fullest rank has {result.fullest:.3f} "
-        "times the mean bytes",
+        f"of {counted(run.gpus_per_node, 'GPU')}; in the slowest group, of "
+        f"{_ranks_text(result.slowest)}, the fullest rank has {result.fullest:.3f} times the "
+        "mean bytes",
     )
     console.print(shown(recorded_schedules(result)))
     _say(
         console,
-        "times: of a step and group, without waits for late ranks. direct: as measured. even "
-        "load: all ranks have equally many bytes, which no placement of experts beats. Other "
-        f"times have the efficiency of the run, {na(result.efficiency, percent)} of the links.",
+        "times: of a step and its slowest group, without waits for late ranks. direct: as "
+        "measured. even load: all ranks of a group have equally many bytes, which no placement "
+        "of experts beats. Other times have the start and the efficiency of the run, "
+        f"{na(result.efficiency, percent)} of the links.",
     )
     if run.incomplete or run.without_splits:
         _say(
@@ -214,19 +216,32 @@ def recorded(result: RunExchange, console: Console | None = None) -> None:
 
 def _saving(result: RunExchange) -> str:
     """Return what the fastest schedule and an even load save of the measured time."""
-    best = result.schedules[0] if result.schedules else None
     measured = format_s(result.measured_s)
-    if best is None or not result.measured_s:
+    if result.no_savings:
+        return f"All-to-alls take {measured} of a step; savings: {NA} ({result.no_savings})"
+    times = [(one.seconds, one.name) for one in result.schedules if one.seconds is not None]
+    evens = [one.even_s for one in result.schedules if one.even_s is not None]
+    if not times or not evens:
         return f"All-to-alls take {measured} of a step:"
-    saved = max(0.0, result.measured_s - best.seconds)
-    even = max(0.0, result.measured_s - min(one.even_s for one in result.schedules))
-    gain = f"{best.name} would save {format_s(saved)} ({percent(saved / result.measured_s)})"
+    seconds, name = min(times)
+    saved, even = (max(0.0, result.measured_s - one) for one in (seconds, min(evens)))
+    gain = f"{name} would save {format_s(saved)} ({percent(saved / result.measured_s)})"
     if saved < _NO_GAIN * result.measured_s:
         gain = "no schedule is faster"
     return (
         f"All-to-alls take {measured} of a step: {gain}, with an even load up to "
         f"{format_s(even)} less ({percent(even / result.measured_s)})"
     )
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    """Return the ranks of a group, or the first and last of many."""
+    if len(ranks) > _MANY_RANKS:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}"
+
+
+_MANY_RANKS = 8
 
 
 def recorded_schedules(result: RunExchange) -> ResultTable:
@@ -335,15 +350,27 @@ def _limit(one: KernelTime) -> str:
     return "/".join(dict.fromkeys(limits))
 
 
+_NO_BYTES = "bytes do not limit the all-to-alls of the run"
 _RECORDED = (
     TableColumn("schedule", "schedule"),
-    TableColumn("time", "latency_ns", "ns", "dispatch-run.schedules.latency_ns"),
-    TableColumn("saved", "saved_ns", "change_ns", "dispatch-run.schedules.saved_ns"),
+    TableColumn("time", "latency_ns", "ns", "dispatch-run.schedules.latency_ns", why=_NO_BYTES),
     TableColumn(
-        "with even load", "even_latency_ns", "ns", "dispatch-run.schedules.even_latency_ns"
+        "saved", "saved_ns", "change_ns", "dispatch-run.schedules.saved_ns", why=_NO_BYTES
     ),
     TableColumn(
-        "saved", "even_saved_ns", "change_ns", "dispatch-run.schedules.even_saved_ns", drop=1
+        "with even load",
+        "even_latency_ns",
+        "ns",
+        "dispatch-run.schedules.even_latency_ns",
+        why=_NO_BYTES,
+    ),
+    TableColumn(
+        "saved",
+        "even_saved_ns",
+        "change_ns",
+        "dispatch-run.schedules.even_saved_ns",
+        drop=1,
+        why=_NO_BYTES,
     ),
 )
 _KERNELS = (
