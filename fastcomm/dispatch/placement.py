@@ -1,5 +1,6 @@
 """Replicate experts and place them on GPUs by their load, as EPLB does, with swaps."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from fastcomm_kernels import dispatch
 Loads = NDArray[np.float64]
 Table = NDArray[np.int64]
 _SWAPS = 20  # at most, an expert
+_CAPS = 8  # fewer replicas of the hottest expert that are tried
+_EVEN = 1.01  # heaviest GPU over the least possible, up to which nothing more is tried
+_LESS = 1 - 1e-9  # of a load that a swap makes lighter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +99,7 @@ def _balanced(load: Loads, packs: int, floor: float) -> tuple[Table, Table]:
     return swapped, _positions(swapped, np.argsort(-load, kind="stable"))
 
 
-def replicated(load: Loads, total: int) -> Table:
+def replicated(load: Loads, total: int, most: int | None = None) -> Table:
     """Return the logical expert of each replica: one of each, then more of the heaviest.
 
     The heaviest has the most tokens per replica.
@@ -106,12 +110,17 @@ def replicated(load: Loads, total: int) -> Table:
         Tokens of each logical expert.
     total
         Number of replicas, at least the number of experts.
+    most
+        The most replicas of an expert, at least total / experts; None is any number.
 
     """
     count = np.ones(len(load), np.int64)
     logical = list(range(len(load)))
     for _ in range(total - len(load)):
-        heaviest = int(np.argmax(load / count))
+        share = load / count
+        if most is not None:
+            share[count >= most] = -1.0
+        heaviest = int(np.argmax(share))
         count[heaviest] += 1
         logical.append(heaviest)
     return np.array(logical, np.int64)
@@ -151,21 +160,121 @@ def place(load: Loads, replicas: int, groups: int, nodes: int, gpus: int) -> Pla
         raise ConfigError(f"invalid groups {groups}: expected a divisor of {experts} experts")
     load = np.asarray(load, np.float64)
     logical = (
-        _place_globally(load, replicas, gpus)
+        _place_globally(load, replicas, gpus, heaviest(load, _eplb(load, replicas, gpus), gpus))
         if groups % nodes
         else _place_by_node(load, replicas, groups, (nodes, gpus))
     )
     return Placement(logical=logical, experts=experts, gpus=gpus)
 
 
-def _place_globally(load: Loads, replicas: int, gpus: int) -> Table:
-    """Return the logical expert of each physical one, placed on all GPUs alike."""
+def _place_globally(load: Loads, replicas: int, gpus: int, bar: float) -> Table:
+    """Return the logical expert of each physical one, placed on all GPUs alike.
+
+    A second replica on a GPU takes no load off it. So no expert has more replicas than there
+    are GPUs, and none two of them on one GPU while another has none, unless the heaviest GPU
+    would then have more than `bar`.
+    """
+    apart: list[Table] = []
+    for own in _capped(load, replicas, gpus):
+        placed = _swapped(load, own, gpus)
+        if _twins(placed, gpus).any():
+            placed = _spread(load, placed, gpus)
+        apart.append(placed)
+        floor = max(load.sum() / gpus, _shared(load, own).max(initial=0.0))
+        if heaviest(load, placed, gpus) <= _EVEN * floor:
+            break
+    best = min(apart, key=lambda own: heaviest(load, own, gpus))
+    if heaviest(load, best, gpus) <= bar:
+        return best
+    together = _swapped(load, replicated(load, replicas), gpus)
+    return min(best, together, key=lambda own: heaviest(load, own, gpus))
+
+
+def _capped(load: Loads, replicas: int, gpus: int) -> Iterator[Table]:
+    """Yield the logical expert of each replica, with fewer and fewer of the hottest.
+
+    Fewer replicas of a hot expert leave GPUs for the experts next to it, and room for more
+    replicas of those.
+    """
+    least = -(-replicas // max(1, len(load)))
+    own = replicated(load, replicas, max(gpus, least))
+    yield own
+    most = int(np.bincount(own).max())
+    for cap in range(most - 1, max(least, most - _CAPS) - 1, -1):
+        yield replicated(load, replicas, cap)
+
+
+def _eplb(load: Loads, replicas: int, gpus: int) -> Table:
+    """Return the logical expert of each physical one, as EPLB places them on GPUs."""
     logical = replicated(load, replicas)
-    shared = (load / np.bincount(logical, minlength=len(load)))[logical]
-    pack, slot = _balanced(shared, gpus, max(load.sum() / gpus, shared.max(initial=0.0)))
-    logical_by_slot = np.empty_like(logical)
-    logical_by_slot[pack * (replicas // gpus) + slot] = logical
-    return logical_by_slot
+    return _by_slot(logical, packed(_shared(load, logical), gpus), gpus)
+
+
+def _shared(load: Loads, logical: Table) -> Loads:
+    """Return the load of each physical expert; replicas share that of their expert."""
+    return (load / np.bincount(logical, minlength=len(load)))[logical]
+
+
+def _by_slot(logical: Table, placed: tuple[Table, Table], gpus: int) -> Table:
+    """Return the logical experts in the order of GPUs; `placed` is a pack and place of each."""
+    pack, slot = placed
+    ordered = np.empty_like(logical)
+    ordered[pack * (len(logical) // gpus) + slot] = logical
+    return ordered
+
+
+def _swapped(load: Loads, logical: Table, gpus: int) -> Table:
+    """Return the logical experts in the order of GPUs, packed and swapped by load."""
+    shared = _shared(load, logical)
+    floor = max(load.sum() / gpus, shared.max(initial=0.0))
+    return _by_slot(logical, _balanced(shared, gpus, floor), gpus)
+
+
+def _twins(logical: Table, gpus: int) -> NDArray[np.bool_]:
+    """Return whether a physical expert has an earlier replica on its GPU, while others do not.
+
+    Shape (physical experts,); GPUs are in order.
+    """
+    by_gpu = logical.reshape(gpus, -1)
+    order = np.argsort(by_gpu, axis=1, kind="stable")
+    ordered = np.take_along_axis(by_gpu, order, axis=1)
+    again = np.zeros_like(by_gpu, bool)
+    repeated = np.diff(ordered, axis=1, prepend=-1) == 0
+    np.put_along_axis(again, order, repeated, axis=1)
+    on = np.zeros((int(logical.max()) + 1, gpus), np.bool_)
+    on[by_gpu, np.arange(gpus)[:, None]] = True
+    everywhere = np.asarray(on.sum(axis=1) == gpus)
+    return np.asarray((again & ~everywhere[by_gpu]).ravel())
+
+
+def _spread(load: Loads, logical: Table, gpus: int) -> Table:
+    """Return a placement in which replicas of an expert are apart, with swaps for the load.
+
+    `logical` and the result are in the order of GPUs.
+    """
+    logical = logical.copy()
+    shared, size = _shared(load, logical), len(logical) // gpus
+    gpu = np.arange(len(logical)) // size
+    on = np.zeros((len(load), gpus), np.int64)
+    np.add.at(on, (logical, gpu), 1)
+    for _ in range(_SWAPS * len(logical)):
+        loads = shared.reshape(gpus, size).sum(axis=1)
+        twins = np.flatnonzero(_twins(logical, gpus))
+        own = twins[:1] if len(twins) else np.flatnonzero(gpu == int(np.argmax(loads)))
+        gain = shared[own][:, None] - shared
+        after = np.maximum(loads[gpu[own]][:, None] - gain, loads[gpu] + gain)
+        # Neither of the two may get to a GPU that has its expert.
+        after[on[logical[own]][:, gpu] > 0] = np.inf
+        after[on[logical][:, gpu[own]].T > 0] = np.inf
+        one, other = np.unravel_index(int(np.argmin(after)), after.shape)
+        better = after[one, other] < (np.inf if len(twins) else loads.max() * _LESS)
+        if not better:
+            break
+        pair = np.array([own[one], other])
+        np.subtract.at(on, (logical[pair], gpu[pair]), 1)
+        logical[pair], shared[pair] = logical[pair[::-1]], shared[pair[::-1]]
+        np.add.at(on, (logical[pair], gpu[pair]), 1)
+    return logical
 
 
 def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, int]) -> Table:
@@ -179,17 +288,19 @@ def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, 
     of_groups = load.reshape(groups, size).sum(axis=1)
     # Nodes of more even loads may have experts that are harder to divide: both are tried.
     choices = packed(of_groups, nodes)[0], _balanced(of_groups, nodes, load.sum() / nodes)[0]
-    candidates = []
-    for node_of in choices[: 1 if (choices[0] == choices[1]).all() else 2]:
-        parts = []
-        for node in range(nodes):
-            own = np.flatnonzero(np.repeat(node_of, size) == node)
-            parts.append(own[_place_globally(load[own], replicas // nodes, gpus // nodes)])
-        candidates.append(np.concatenate(parts))
+    per_node, width = replicas // nodes, gpus // nodes
+    owns = [
+        [np.flatnonzero(np.repeat(node_of, size) == node) for node in range(nodes)]
+        for node_of in choices[: 1 if (choices[0] == choices[1]).all() else 2]
+    ]
+    bar = max(heaviest(load[own], _eplb(load[own], per_node, width), width) for own in owns[0])
+    candidates = [
+        np.concatenate([own[_place_globally(load[own], per_node, width, bar)] for own in parts])
+        for parts in owns
+    ]
     return min(candidates, key=lambda logical: heaviest(load, logical, gpus))
 
 
 def heaviest(load: Loads, logical: Table, gpus: int) -> float:
     """Return the load of the heaviest GPU, if replicas share the load of their expert."""
-    shared = (load / np.bincount(logical, minlength=len(load)))[logical]
-    return float(shared.reshape(gpus, -1).sum(axis=1).max())
+    return float(_shared(load, logical).reshape(gpus, -1).sum(axis=1).max())

@@ -12,7 +12,7 @@ send, NVLink receive.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -637,8 +637,19 @@ def _low_latency(traffic: Traffic, terms: Terms) -> Timing:
 
 
 def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
-    """Time FAST's stages, as a pipeline where that is faster."""
-    return _fast(traffic, terms, schedule)
+    """Time FAST's stages, as a pipeline where that is faster, or direct messages.
+
+    Where links inside a node are not much faster than NICs, balancing can cost more than it
+    saves: then tokens go directly.
+    """
+    staged, sent = _fast(traffic, terms, schedule), direct(traffic, terms)
+    times = [one.combine_s for one in (staged, sent) if one.combine_s is not None]
+    combine_s = min(times)
+    if staged.seconds <= sent.seconds:
+        return replace(staged, combine_s=combine_s)
+    inter_s = sent.phases["inter"]
+    phases = {"balance": 0.0, "inter": inter_s, "exposed_intra": sent.seconds - inter_s}
+    return replace(sent, phases=phases, combine_s=combine_s)
 
 
 def _fast_published(traffic: Traffic, terms: Terms) -> Timing:

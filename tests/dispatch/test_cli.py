@@ -106,7 +106,7 @@ def test_placement_is_shown_before_and_after(made, tmp_path):
     load = tmp_path / "load.txt"
     load.write_text("9 1 1 1 1 1 1 1\n")
     found = json.loads(said(f"place {made} --replicas 1.5 --load {load} --json"))
-    assert found["layers"][0]["replicas"] == [5, 1, 1, 1, 1, 1, 1, 1]
+    assert found["layers"][0]["replicas"] == [4, 2, 1, 1, 1, 1, 1, 1]
     assert set(found["imbalance"]) == {"before", "after"}
 
 

@@ -16,6 +16,7 @@ from fastcomm.dispatch import placement, schedules, simulation
 from fastcomm.dispatch.options import PlaceOptions
 from fastcomm.dispatch.placing import simulate_placement
 from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch.recorded import RecordedTraffic
 from fastcomm.dispatch.schedules import NoAnswerError
 from fastcomm.dispatch.simulation import simulate, terms_of
 from fastcomm.dispatch.traffic import Traffic
@@ -122,6 +123,26 @@ def test_fast_is_within_2_percent_of_its_bound(nodes):
     bound = max(servers.sum(axis=0).max(), servers.sum(axis=1).max()) / 8 * inter.unit_s
     assert bound <= found.total_s <= 1.02 * bound
     assert schedules.spreadout_s(demand, 8, inter, intra) > 1.8 * found.total_s
+
+
+@pytest.mark.parametrize("nodes", [4, 16, 20])
+@pytest.mark.parametrize("share", [0.03, 0.3, 1.0])
+@pytest.mark.parametrize("intra", [60e9, 160e9, 450e9])
+def test_fast_is_never_slower_than_direct_messages(nodes, share, intra):
+    random = np.random.default_rng(nodes)
+    gpus = nodes * 8
+    sent = random.integers(0, 10_000, (gpus, gpus)) * (random.random((gpus, gpus)) < share)
+    links = GpuLinks(inter_bytes_per_s=50e9, intra_bytes_per_s=intra)
+    terms = schedules.Terms(token_bytes=7392, combine_bytes=14336, links=links)
+    traffic = RecordedTraffic.of_matrix(sent.astype(np.int64), 8)
+    fast, *others = (
+        schedules.STRATEGIES[name].run(traffic, terms)
+        for name in ("fast", "direct", "fast-published")
+    )
+    assert fast.phases.keys() == {"balance", "inter", "exposed_intra"}
+    for other in others:
+        assert fast.seconds <= other.seconds * (1 + 1e-12)
+        assert fast.combine_s <= other.combine_s * (1 + 1e-12)
 
 
 def test_balance_closes_the_gap_of_skewed_senders():
@@ -243,7 +264,7 @@ def test_every_expert_has_a_place_and_every_gpu_as_many(load, replicas, groups):
     for expert, places in enumerate(found.physical):
         assert found.logical[places].tolist() == [expert] * len(places)
     if groups % 2:
-        assert found.replicas.tolist() == oracle.replica_counts(load, replicas)
+        assert found.replicas.max() <= max(4, *oracle.replica_counts(load, replicas))
     else:
         size = 12 // groups
         node = found.home // 2
@@ -280,7 +301,8 @@ def test_placement_shortens_deepep_by_the_expected_factor(
     workload = reference(name, nodes)
     options = PlaceOptions(rule=rule, replicas=factor, groups=groups)
     found = simulate_placement(workload, ["deepep"], terms_of(workload.recipe), options)
-    assert times_us(found.after)["deepep"] == pytest.approx(wanted, rel=0.011)
+    # EPLB's times; replicas on GPUs of their own may be a little better.
+    assert 0.95 * wanted < times_us(found.after)["deepep"] < 1.015 * wanted
 
 
 @pytest.mark.parametrize(("replicas", "gpus"), [(288, 16), (320, 32), (384, 64), (512, 8)])
@@ -298,19 +320,40 @@ def test_the_heaviest_gpu_is_near_the_mean_or_the_largest_replica(replicas, gpus
 
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("seed", range(6))
-def test_no_gpu_is_heavier_than_with_eplb(monkeypatch, groups, seed):
+def test_no_gpu_is_heavier_than_with_eplb(groups, seed):
     load = np.random.default_rng(seed).gamma(0.5, 1, 128)
+    found = placement.place(load, 192, groups, 4, 32)
+    share = (load / found.replicas)[found.logical]
+    heaviest = np.bincount(found.home, weights=share, minlength=32).max()
+    eplb = oracle.eplb_heaviest(load.tolist(), 192, groups, 4, 32)
+    assert heaviest <= eplb * (1 + 1e-12)
 
-    def heaviest():
-        found = placement.place(load, 192, groups, 4, 32)
-        share = (load / found.replicas)[found.logical]
-        return np.bincount(found.home, weights=share, minlength=32).max()
 
-    own = heaviest()
-    monkeypatch.setattr(
-        placement, "_balanced", lambda load, packs, _: placement.packed(load, packs)
-    )
-    assert own <= heaviest() * (1 + 1e-12)
+@pytest.mark.parametrize(("groups", "gpus"), [(16, 64), (8, 64), (8, 32), (1, 16)])
+def test_replicas_of_a_hot_expert_are_on_gpus_of_their_own(groups, gpus):
+    nodes = gpus // 8
+    load = np.random.default_rng(gpus).permutation(1e5 / np.arange(1, 257) ** 1.1)
+    found = placement.place(load, 320, groups, nodes, gpus)
+    shared = 8 if groups > 1 else gpus  # GPUs over which an expert may spread
+    for own in found.physical:
+        homes = found.home[own]
+        assert len(set(homes)) == min(len(own), shared)
+    share = (load / found.replicas)[found.logical]
+    heaviest = np.bincount(found.home, weights=share, minlength=gpus).max()
+    eplb = oracle.eplb_heaviest(load.tolist(), 320, groups, nodes, gpus)
+    assert heaviest <= eplb * (1 + 1e-12)
+
+
+def test_few_replicas_of_a_node_go_to_the_experts_that_need_them():
+    """EPLB has nine replicas of a hot expert on the eight GPUs of its node."""
+    ratios = []
+    for seed in range(6):
+        load = np.random.default_rng(seed).permutation(1e5 / np.arange(1, 257) ** 1.1)
+        found = placement.place(load, 320, 16, 8, 64)
+        heaviest = placement.heaviest(load, found.logical, 64)
+        ratios.append(heaviest / oracle.eplb_heaviest(load.tolist(), 320, 16, 8, 64))
+    assert max(ratios) <= 1 + 1e-12
+    assert np.median(ratios) < 0.9
 
 
 def test_each_layer_is_placed_by_its_own_load():

@@ -119,13 +119,31 @@ def packed(load, packs):
     return found
 
 
-def replica_counts(load, total):
-    """One replica each, then one more for the expert of the greatest share."""
+def replica_counts(load, total, most=None):
+    """One replica each, then one more for the expert of the greatest share, up to `most`."""
     count = [1] * len(load)
     for _ in range(total - len(load)):
-        share = [a / b for a, b in zip(load, count, strict=True)]
+        share = [
+            a / b if most is None or b < most else -1 for a, b in zip(load, count, strict=True)
+        ]
         count[share.index(max(share))] += 1
     return count
+
+
+def eplb_heaviest(load, replicas, groups, nodes, gpus):
+    """The load of the heaviest GPU as EPLB places: groups on nodes, replicas, then GPUs."""
+    nodes = 1 if groups % nodes else nodes
+    size = len(load) // groups
+    by_group = [sum(load[group * size : (group + 1) * size]) for group in range(groups)]
+    most = 0
+    for node in packed(by_group, nodes) if nodes > 1 else [range(groups)]:
+        own = [load[group * size + e] for group in node for e in range(size)]
+        counts = replica_counts(own, replicas // nodes)
+        shares = [own[e] / counts[e] for e in range(len(own))]
+        shares += [own[e] / counts[e] for e in range(len(own)) for _ in range(counts[e] - 1)]
+        for gpu in packed(shares, gpus // nodes):
+            most = max(most, sum(shares[item] for item in gpu))
+    return most
 
 
 def balanced_queues(block, load, slices):
