@@ -70,6 +70,9 @@ def read_loads(path: Path, layers: int, experts: int) -> StepLoads:
         )
     else:
         loads = _of_text(path, layers)
+    if suffix in {".parquet", ".csv"} and loads.shape[2] < experts:
+        # What has no row has no token, also the last experts.
+        loads = np.pad(loads, ((0, 0), (0, 0), (0, experts - loads.shape[2])))
     return _checked(loads, path, layers, experts)
 
 

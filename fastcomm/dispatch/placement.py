@@ -160,30 +160,37 @@ def place(load: Loads, replicas: int, groups: int, nodes: int, gpus: int) -> Pla
         raise ConfigError(f"invalid groups {groups}: expected a divisor of {experts} experts")
     load = np.asarray(load, np.float64)
     logical = (
-        _place_globally(load, replicas, gpus, heaviest(load, _eplb(load, replicas, gpus), gpus))
+        _place_globally(load, replicas, gpus)
         if groups % nodes
         else _place_by_node(load, replicas, groups, (nodes, gpus))
     )
     return Placement(logical=logical, experts=experts, gpus=gpus)
 
 
-def _place_globally(load: Loads, replicas: int, gpus: int, bar: float) -> Table:
+def _place_globally(load: Loads, replicas: int, gpus: int, bar: float | None = None) -> Table:
     """Return the logical expert of each physical one, placed on all GPUs alike.
 
     A second replica on a GPU takes no load off it. So no expert has more replicas than there
     are GPUs, and none two of them on one GPU while another has none, unless the heaviest GPU
-    would then have more than `bar`.
+    would then have more than `bar`; None is the heaviest of EPLB.
     """
     apart: list[Table] = []
+    starts_as_eplb = False  # then swaps only make it lighter
     for own in _capped(load, replicas, gpus):
         placed = _swapped(load, own, gpus)
         if _twins(placed, gpus).any():
             placed = _spread(load, placed, gpus)
+        elif not apart:
+            starts_as_eplb = int(np.bincount(own).max()) < gpus
         apart.append(placed)
         floor = max(load.sum() / gpus, _shared(load, own).max(initial=0.0))
         if heaviest(load, placed, gpus) <= _EVEN * floor:
             break
     best = min(apart, key=lambda own: heaviest(load, own, gpus))
+    if starts_as_eplb:
+        return best
+    if bar is None:
+        bar = heaviest(load, _eplb(load, replicas, gpus), gpus)
     if heaviest(load, best, gpus) <= bar:
         return best
     together = _swapped(load, replicated(load, replicas), gpus)

@@ -98,6 +98,12 @@ def test_files_without_loads_are_errors(tmp_path, name, text, error):
         read_loads(path, 2, 4)
 
 
+def test_experts_without_rows_have_no_tokens(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("layer,expert,tokens\n0,1,5\n1,0,7\n")
+    assert read_loads(path, 2, 4).tolist() == [[[0, 5, 0, 0], [7, 0, 0, 0]]]
+
+
 def test_columns_of_other_types_are_errors(tmp_path):
     path = tmp_path / "loads.parquet"
     table = rows(LOADS, with_steps=False)
