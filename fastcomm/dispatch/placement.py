@@ -114,14 +114,14 @@ def replicated(load: Loads, total: int, most: int | None = None) -> Table:
         The most replicas of an expert, at least total / experts; None is any number.
 
     """
-    count = np.ones(len(load), np.int64)
+    count = [1] * len(load)
     logical = list(range(len(load)))
+    share = np.array(load, np.float64) if most is None or most > 1 else np.full(len(load), -1.0)
     for _ in range(total - len(load)):
-        share = load / count
-        if most is not None:
-            share[count >= most] = -1.0
-        heaviest = int(np.argmax(share))
+        heaviest = int(share.argmax())
         count[heaviest] += 1
+        is_full = most is not None and count[heaviest] >= most
+        share[heaviest] = -1.0 if is_full else load[heaviest] / count[heaviest]
         logical.append(heaviest)
     return np.array(logical, np.int64)
 
