@@ -156,6 +156,7 @@ class Dump:
     groups: tuple[DumpedGroup, ...]  # of the calls
     config: tuple[DumpedGroup, ...]  # that the process knows
     status: Mapping[int, Mapping[str, int]]  # of groups by their number in the process
+    has_time: bool = False  # whether the file has it inside; copies have another of their own
     has_stacks: bool = False  # so that it may have been written seconds after its state
     problems: tuple[str, ...] = ()
 
@@ -223,11 +224,12 @@ def read(path: Path) -> Dump:
     rank = rank_of(path)
     if rank is None:
         raise NoDumpError(f"{path}: no rank in the name")
-    text, written, is_cut = _content(path)
+    text, (written, has_time), is_cut = _content(path)
     if text[:1] == b"\x80":
-        return _of_pickle(path, rank, text, written, is_cut)
+        dump = _of_pickle(path, rank, text, written, is_cut)
+        return replace(dump, has_time=has_time)
     if text[:1] in (b"{", b"["):
-        return _of_json(path, rank, text, written)
+        return replace(_of_json(path, rank, text, written), has_time=has_time)
     if not text.strip(NOTHING):
         why = "truncated before its first byte" if is_cut else "an empty file"
         raise TraceFileError(f"{path}: {why}, no dump of rank {rank}")
@@ -236,10 +238,11 @@ def read(path: Path) -> Dump:
     raise NoDumpError(f"{path}: neither a pickle nor JSON")
 
 
-def _content(path: Path) -> tuple[bytes, int, bool]:
+def _content(path: Path) -> tuple[bytes, tuple[int, bool], bool]:
     """Return the decompressed bytes, when they were written, and whether they are cut.
 
-    The time is that of gzip's header, else that of the file: of a copy, a later one.
+    The time is that of gzip's header, then with True, else that of the file: of a copy, a
+    later one.
     """
     try:
         with path.open("rb") as file:
@@ -260,7 +263,7 @@ def _content(path: Path) -> tuple[bytes, int, bool]:
                 raise TraceFileError(f"{path}: more than {_MOST_BYTES} bytes")
     except CutShortError:
         is_cut = True
-    return b"".join(parts), seconds or changed, is_cut
+    return b"".join(parts), (seconds or changed, seconds > 0), is_cut
 
 
 _ROOM: list[Ints] = []

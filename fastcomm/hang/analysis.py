@@ -344,6 +344,8 @@ def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
         if judge.waits.fronts:
             yield "a second set of dumps, some seconds later, shows whether the job goes on"
         return
+    if verdict.is_doubted:
+        yield "a second set of dumps, some seconds later, into another directory"
     without = [
         rank
         for rank in verdict.culprits

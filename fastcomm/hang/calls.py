@@ -67,6 +67,7 @@ class RankCalls:
     rank: int
     path: Path
     written: int  # second in which the dump was written, or a later one
+    has_time: bool  # whether the file has that time inside, which copies keep
     has_stacks: bool  # so that it may have been written seconds after its state
     keys: tuple[DumpedGroup, ...]  # of the groups of the calls
     world: int  # ranks that the dump names, at least
@@ -264,6 +265,7 @@ def of_dump(dump: Dump) -> RankCalls:
         rank=dump.rank,
         path=dump.path,
         written=dump.written,
+        has_time=dump.has_time,
         has_stacks=dump.has_stacks,
         keys=keys,
         world=max(

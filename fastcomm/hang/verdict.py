@@ -20,6 +20,9 @@ _YOUNG_NS = 5 * _SECOND // 2
 _YOUNG_IF_LATE_NS = 5 * _SECOND
 _LATEST_S = 8
 _TIMES_INTERVAL = 4
+_MS = 1_000_000
+_SLOWEST_MS = 120_000  # in which a recorder's watchdog ends a call behind its timeout
+_DUMP_AGAIN = "so that a job that is only slow may look like this: a second set of dumps decides"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,7 @@ class Verdict:
     waiting: tuple[int, ...] = ()
     confidence: str = "high"
     evidence: tuple[str, ...] = ()
+    is_doubted: bool = False  # whether the ages that it stands on may be too long
 
 
 @dataclass(kw_only=True)
@@ -117,7 +121,7 @@ class Judge:
     def moment(self, calls: RankCalls) -> int | None:
         """Return when the state of a dump was taken, in ns of its host.
 
-        None if its calls are younger than the file.
+        None if its calls are younger than the file, or would be open beyond their timeout.
 
         Files know the second in which they were written, which may be seconds after that: when
         the first file of the job was written, all states were about to be taken, too. Clocks
@@ -128,26 +132,49 @@ class Judge:
         if latest >= (calls.written + 1) * _SECOND:
             return None
         first = max(self.first_written, calls.written - _LATEST_S)
-        return max(latest, min(first, calls.written) * _SECOND)
+        now = max(latest, min(first, calls.written) * _SECOND)
+        return None if _is_beyond_timeout(calls, now) else now
 
     def _doubted(self, answer: Verdict) -> Verdict:
         """Return a verdict with low confidence if it stands on an age that may be too long."""
-        ages = [age for rank in self.waits.fronts if (age := self.age(rank)) is not None]
         is_certain = (
-            self.is_prompt
-            or not ages
-            or max(ages) >= _YOUNG_NS + _LATEST_S * _SECOND
-            or answer.kind.startswith("mismatch")
+            answer.kind.startswith("mismatch")
             or bool(self.evidence.dead or self.evidence.aborted)
+            or any(line.timeout for line in self.evidence.watchdog)
         )
-        if is_certain:
+        why = "" if is_certain else self._doubt()
+        if not why:
             return answer
-        why = (
+        evidence = (*answer.evidence, why)
+        return replace(answer, confidence="low", evidence=evidence, is_doubted=True)
+
+    def _doubt(self) -> str:
+        """Return why the calls may be younger than they seem; empty if they are old."""
+        ranks = [*self.waits.fronts] or [*self.job.ranks]
+        timed = [rank for rank in ranks if self._has_moment(rank)]
+        if not timed:
+            return (
+                "no time tells for how long the calls are open: they have none, or the files "
+                "are older than their calls, or were written long after the timeout of calls "
+                f"that are still open, as copies are, {_DUMP_AGAIN}"
+            )
+        certain = [rank for rank in timed if self.job.ranks[rank].has_time]
+        if not certain:
+            return f"the age is that of the file; copied files look old, {_DUMP_AGAIN}"
+        ages = [age for rank in certain if (age := self.age(rank)) is not None]
+        if self.is_prompt or not ages or max(ages) >= _YOUNG_NS + _LATEST_S * _SECOND:
+            return ""
+        return (
             f"the calls are open for {format_ns(max(ages))} by the times of the files; dumps "
-            f"with stacks may be written {_LATEST_S} s late, so that a job that is only slow "
-            "may look like this: a second set of dumps decides"
+            f"with stacks may be written {_LATEST_S} s late, {_DUMP_AGAIN}"
         )
-        return replace(answer, confidence="low", evidence=(*answer.evidence, why))
+
+    def _has_moment(self, rank: int) -> bool:
+        """Return whether both the last calls of a rank and its dump have a time."""
+        calls = self.job.ranks[rank]
+        front = self.waits.fronts.get(rank)
+        created = calls.calls.created if front is None else np.array([front[0].created])
+        return bool((created != NULL).any()) and self.moment(calls) is not None
 
     # The rules
 
@@ -447,6 +474,13 @@ class Judge:
             waiting=tuple(waiting),
             confidence=confidence,
         )
+
+
+def _is_beyond_timeout(calls: RankCalls, now: int) -> bool:
+    """Return whether a call would be open for longer than its timeout, which ends it."""
+    own = calls.calls
+    is_open = ~calls.done & (own.retired != 1) & (own.created != NULL) & (own.timeout > 0)
+    return bool(((now - own.created) // _MS - _SLOWEST_MS > own.timeout)[is_open].any())
 
 
 _PAIR = ("sender", "receiver")

@@ -56,3 +56,42 @@ def test_a_hang_that_is_no_older_than_files_may_be_late_has_low_confidence(tmp_p
 def test_the_clock_of_one_host_hides_no_hang(tmp_path):
     slow = [-3600, *[0] * (WORLD - 1)]
     assert diagnose_hang(write(tmp_path / "job", slow, age=20)).culprits == (5,)
+
+
+def test_the_own_time_of_a_file_gives_low_confidence_however_old_it_looks(tmp_path):
+    hang = diagnose_hang(write(tmp_path / "job", [30] * WORLD, frames=False, packed=False))
+    assert (hang.culprits, hang.confidence) == ((5,), "low")
+    assert any("the age is that of the file; copied files look old" in e for e in hang.evidence)
+    assert "a second set of dumps" in hang.next[0]
+
+
+def test_one_time_inside_a_file_is_enough_among_files_of_other_times(tmp_path):
+    folder = write(tmp_path / "job", [30] * WORLD, frames=False, packed=False)
+    content = (folder / "rank_0").read_bytes()
+    written = int((folder / "rank_0").stat().st_mtime)
+    (folder / "rank_0").unlink()
+    (folder / "rank_0.gz").write_bytes(gzip.compress(content, mtime=written))
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.confidence) == ((5,), "high")
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_no_call_is_open_for_longer_than_its_timeout(tmp_path, packed):
+    hang = diagnose_hang(write(tmp_path / "job", [86_400] * WORLD, frames=False, packed=packed))
+    assert (hang.culprits, hang.confidence) == ((5,), "low")
+    assert {link.since_ns for link in hang.links} == {None}
+    assert any("no time tells for how long" in line for line in hang.evidence)
+
+
+def test_calls_without_a_time_are_not_known_to_be_old(tmp_path):
+    for rank in range(WORLD):
+        document = dump_of(rank, WORLD, 30, absent=5)
+        for call in document["entries"]:
+            del call["time_created_ns"]
+        (tmp_path / f"rank_{rank}.gz").write_bytes(
+            gzip.compress(pickle.dumps(document, 2), mtime=1_700_000_900)
+        )
+    hang = diagnose_hang(tmp_path)
+    assert (hang.culprits, hang.confidence) == ((5,), "low")
+    assert any("no time tells for how long" in line for line in hang.evidence)
+    assert "a second set of dumps" in hang.next[0]
