@@ -46,6 +46,7 @@ _TRACE = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties)"')
 _LATEST = 1 << 62  # ns
 _GZIP_TIME = slice(4, 8)
 _SUFFIX = re.compile(r"\.(gz|pickle|pkl|json)$")
+_MOST_DIGITS = 18
 _PAIR = ("name", "desc")  # of a process group
 _RANK = re.compile(r"(?<!\d)(\d{1,7})$")
 
@@ -352,7 +353,7 @@ def _of_pickle(path: Path, rank: int, text: bytes, written: int, is_cut: bool) -
         written=written,
         calls=calls,
         groups=groups,
-        config=_config(tree.plain(top["pg_config"])) if "pg_config" in top else (),
+        config=_config(path, tree.plain(top["pg_config"])) if "pg_config" in top else (),
         status=_status(tree.plain(top["pg_status"])) if "pg_status" in top else {},
         has_stacks=_has_stacks(tree, rows),
         problems=tuple(filter(None, (tree.problem, f"{path}: truncated" if is_cut else ""))),
@@ -554,31 +555,42 @@ def _frames(value: Any) -> list[str]:
     ]
 
 
-def _config(value: Any) -> tuple[DumpedGroup, ...]:
-    """Return the groups that a process knows, of any release."""
+def _config(path: Path, value: Any) -> tuple[DumpedGroup, ...]:
+    """Return the groups that a process knows, of any release.
+
+    Raises TraceFileError for a rank that no job has.
+    """
     if not isinstance(value, dict):
         return ()
     groups = []
     for name, group in value.items():
         of = group if isinstance(group, dict) else {"ranks": group}
         title, desc, ranks = str(of.get("name", name)), str(of.get("desc", "")), of.get("ranks")
-        if isinstance(ranks, str):
-            groups.append(_group_of_text(title, desc, ranks))
-        else:
-            groups.append(group_of(title, desc, _ranks(ranks)))
+        try:
+            if isinstance(ranks, str):
+                groups.append(_group_of_text(title, desc, ranks))
+            else:
+                groups.append(group_of(title, desc, _ranks(ranks)))
+        except ValueError as error:
+            raise TraceFileError(f"{path}: group {title[:80]!r} {error}") from error
     return tuple(groups)
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
         return ()
-    return tuple(one for one in value if isinstance(one, int) and one >= 0)
+    ranks = tuple(one for one in value if isinstance(one, int) and one >= 0)
+    if len(ranks) > MOST_RANKS or max(ranks, default=0) >= MOST_RANKS:
+        raise ValueError(f"has a rank or a number of ranks beyond {MOST_RANKS}")
+    return ranks
 
 
 @lru_cache(maxsize=256)
 def _group_of_text(name: str, desc: str, ranks: str) -> DumpedGroup:
     """Return a group with ranks as "[0, 1]", which the dumps of all of them repeat."""
-    return group_of(name, desc, tuple(map(int, re.findall(r"\d{1,9}", ranks))))
+    # More digits than any rank has count as one number beyond all, and are not converted.
+    numbers = (int(one[:_MOST_DIGITS]) for one in re.findall(r"\d+", ranks))
+    return group_of(name, desc, _ranks([*numbers]))
 
 
 def _status(value: Any) -> dict[int, dict[str, int]]:
@@ -617,7 +629,7 @@ def _of_json(path: Path, rank: int, text: bytes, written: int) -> Dump:
         written=written,
         calls=calls,
         groups=groups,
-        config=_config(top.get("pg_config")),
+        config=_config(path, top.get("pg_config")),
         status=_status(top.get("pg_status")),
     )
 

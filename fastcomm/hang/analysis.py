@@ -168,14 +168,24 @@ def _files_of(paths: Iterable[str | Path]) -> Iterator[Path]:
     for name in paths:
         path = place_of(name)
         if path.is_dir():
-            # By text: paths compare part by part.
-            yield from sorted((one for one in path.rglob("*") if one.is_file()), key=str)
+            yield from _files_below(path)
         elif path.is_file():
             yield path
         elif path.exists():
             raise TraceFileError(f"{path}: no regular file")  # a pipe would never end
         else:
             raise no_such_path(str(name))
+
+
+def _files_below(path: Path) -> list[Path]:
+    """Return the files of a folder and of all below it, sorted by their text."""
+    try:
+        # By text: paths compare part by part.
+        return sorted((one for one in path.rglob("*") if one.is_file()), key=str)
+    except RecursionError:
+        raise TraceFileError(f"{path}: folders too deep; name that of the dumps") from None
+    except OSError as error:
+        raise TraceFileError(f"{path}: {error.strerror or error}") from error
 
 
 def _in_order(dumps: Sequence[RankCalls]) -> list[RankCalls]:
@@ -282,7 +292,7 @@ def _evidence(judge: Judge, verdict: Verdict) -> Iterator[str]:
             yield f"the log of rank {rank} ends with: {error}"
     if verdict.stop is not None and verdict.kind.startswith("mismatch"):
         yield from _arguments(judge, verdict)
-    if missing := [rank for rank in judge.job.missing if rank not in verdict.culprits]:
+    if missing := sorted({*judge.job.missing} - {*verdict.culprits}):
         yield f"no dump of {named_ranks(missing)}"
     if unreadable := judge.job.unreadable:
         yield (

@@ -20,6 +20,7 @@ from fastcomm.formats.flight_recorder import (
     group_of,
     read,
 )
+from fastcomm.trace.run import MOST_RANKS
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 _MESSAGE = re.compile(r"(send|recv)\s*(\d+)\s*(?:->|<-)\s*(\d+)$")
@@ -216,12 +217,17 @@ def _are_messages(calls: Calls) -> Flags:
 
 
 def _peer(name: str, key: DumpedGroup) -> int | None:
-    """Return the rank of a message's other side: names have places in the group."""
+    """Return the rank of a message's other side: names have places in the group.
+
+    None where the group has no such place.
+    """
     message = _message_of(name)
     if message is None:
         return None
     place = message[2]
-    return key.ranks[place] if place < len(key.ranks) else place if not key.ranks else None
+    if not key.ranks:
+        return place if place < MOST_RANKS else None
+    return key.ranks[place] if place < len(key.ranks) else None
 
 
 @lru_cache(maxsize=4096)
@@ -310,6 +316,7 @@ def _sizes(calls: Calls, keys: Sequence[DumpedGroup]) -> dict[DumpedGroup, int]:
         key: int(np.median(outputs[own] // inputs[own]))
         for place, key in enumerate(keys)
         if not key.ranks and (own := np.flatnonzero(is_whole & (calls.group == place))).size
+        if int(np.median(outputs[own] // inputs[own])) <= MOST_RANKS
     }
 
 
@@ -418,7 +425,8 @@ class DumpedJob:
     @property
     def missing(self) -> tuple[int, ...]:
         """Ranks of which there is no dump, not even an unreadable one."""
-        return tuple(rank for rank in self.silent if rank not in self.unreadable)
+        unreadable = {*self.unreadable}
+        return tuple(rank for rank in self.silent if rank not in unreadable)
 
     @cached_property
     def silent(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from fastcomm.hang import logs, ras
 from fastcomm.hang.calls import DumpedJob
 from fastcomm.hang.stacks import PythonStack, is_stack, stacks_of
 from fastcomm.hang.texts import FileText, read_text
+from fastcomm.trace.run import MOST_RANKS
 
 _TIMES_RANKS = 16  # that a file may name beyond the greatest rank of a dump
 _MOST_LINES = 4
@@ -107,12 +108,13 @@ def gather(paths: Iterable[Path], dumped: Iterable[int] = ()) -> FileEvidence:
     for path in sorted(paths, key=str):
         if (file := read_text(path)) is not None:
             gathered.add(file, most)
+    dead = {rank: line for rank, line in gathered.dead.items() if rank < MOST_RANKS}
     return FileEvidence(
         stacks=gathered.stacks,
-        dead=gathered.dead,
+        dead=dead,
         aborted=gathered.aborted,
         errors=gathered.errors,
-        ranks=frozenset(gathered.ranks | gathered.dead.keys()),
+        ranks=frozenset(gathered.ranks | dead.keys()),
         reports=tuple(gathered.reports),
         watchdog=tuple(gathered.watchdog),
         hardware=tuple(gathered.hardware),
@@ -140,7 +142,8 @@ def sentences(
             f"{evidence.dead[rank]}; yet there is a dump of rank {rank} "
             f"({job.ranks[rank].path}), written before"
         )
-    others = [rank for rank in sorted(evidence.dead) if rank not in {*culprits, *both}]
+    named = {*culprits, *both}
+    others = [rank for rank in sorted(evidence.dead) if rank not in named]
     for rank in others[:_MOST_LINES]:
         yield evidence.dead[rank]
     for report in evidence.reports:

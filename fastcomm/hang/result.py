@@ -92,7 +92,9 @@ class Hang(TableResult):
     @property
     def advice(self) -> str:
         """What the kind means, and what to do about it."""
-        return _ADVICE[self.kind] if self.culprits or not self.hang else _DUMP_AGAIN
+        if self.hang and not self.culprits and self.unreadable:
+            return _DUMP_AGAIN
+        return _ADVICE[self.kind]
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
@@ -229,13 +231,16 @@ def _sentence(hang: Hang) -> str:
 
 
 def _nobody(hang: Hang) -> str:
-    """Return a sentence for a hang in which only unreadable dumps could name the culprit."""
+    """Return a sentence for a hang in which only what is absent could name the culprit."""
     call = f" in {hang.collective.title}" if hang.collective else ""
     call += f" of the {hang.group.title}" if hang.collective and hang.group else ""
-    waiting, whom = named_ranks(hang.waiting).capitalize(), named_ranks(hang.unreadable)
+    waiting, one = named_ranks(hang.waiting).capitalize(), len(hang.waiting) == 1
+    whom = "a rank that the dumps do not tell"
+    if hang.kind == "missing_rank":
+        whom = f"{named_ranks(hang.unreadable)}, whose dump cannot be read"
     return (
-        f"{waiting} wait{call} for {whom}, whose dump cannot be read: nothing tells who holds "
-        "them up."
+        f"{waiting} wait{'s' if one else ''}{call} for {whom}: nothing tells who holds "
+        f"{'it' if one else 'them'} up."
     )
 
 

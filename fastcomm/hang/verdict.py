@@ -22,7 +22,7 @@ _LATEST_S = 8
 _TIMES_INTERVAL = 4
 _MS = 1_000_000
 _SLOWEST_MS = 120_000  # in which a recorder's watchdog ends a call behind its timeout
-_DUMP_AGAIN = "so that a job that is only slow may look like this: a second set of dumps decides"
+_DUMP_AGAIN = "so that a slow job may look like this: a second set of dumps decides"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,11 +385,19 @@ class Judge:
         for ranks, stops in self.waits.roots:
             if not ranks and len(stops) == 1 and stops[0].number is None:
                 pair = [*self.waits.stops[stops[0]]]
+                if -1 in stops[0].pair:
+                    answer = self._answer("p2p_unmatched", (), stops[0], confidence="low")
+                    return replace(answer, waiting=tuple(self._behind(stops[0])))
                 if stops[0].ordinal is not None:
                     return self._answer("stalled", pair, stops[0], confidence="low")
                 odd = rhythm.out_of_rhythm(self.job, pair) or pair
                 return self._answer("p2p_unmatched", odd, stops[0], confidence="low")
         return None
+
+    def _behind(self, stop: Stop) -> list[int]:
+        """Return the ranks that stand in a stop, and those that wait for them."""
+        inside = {*self.waits.stops[stop]}
+        return sorted(inside.union(self.waits.waiting(inside, stop)))
 
     def _of_silent(self, ranks: Sequence[int], stop: Stop | None) -> Verdict:
         """Return the verdict on ranks of which no dump tells where they stand.
@@ -397,7 +405,8 @@ class Judge:
         Suspects are those without a dump. A rank whose dump cannot be read was able to write
         one, and may stand in the same call as the others: it is named, and not blamed.
         """
-        suspects = [rank for rank in ranks if rank not in self.job.unreadable]
+        unreadable = {*self.job.unreadable}
+        suspects = [rank for rank in ranks if rank not in unreadable]
         answer = self._answer("missing_rank", suspects, stop, confidence="low")
         return replace(answer, waiting=tuple(self.waits.waiting({*ranks}, stop)))
 
@@ -464,9 +473,9 @@ class Judge:
     ) -> Verdict:
         ranks = tuple(sorted(culprits))
         # Where nothing is open any more, all have failed for the same reason.
-        waiting = self.waits.waiting(set(ranks), stop) or [
-            rank for rank in sorted(self.job.ranks) if rank not in ranks
-        ]
+        waiting = self.waits.waiting(set(ranks), stop) or sorted(
+            self.job.ranks.keys() - set(ranks)
+        )
         return Verdict(
             kind=kind,
             culprits=ranks,

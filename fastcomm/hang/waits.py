@@ -29,7 +29,7 @@ class Stop:
 
     group: DumpedGroup
     number: int | None  # of the collective
-    pair: tuple[int, int] = (-1, -1)  # sender and receiver
+    pair: tuple[int, int] = (-1, -1)  # sender and receiver, -1 for one that is unknown
     ordinal: int | None = None  # of the message, since both were together last
 
 
@@ -145,7 +145,7 @@ class WaitGraph:
         """Yield the other side of a message unless it stands in the same message."""
         sender, receiver = stop.pair
         for one, other in ((sender, receiver), (receiver, sender)):
-            if one in self.stops[stop] and other not in self.stops[stop]:
+            if one in self.stops[stop] and other not in self.stops[stop] and other >= 0:
                 yield other
 
     @cached_property
@@ -170,8 +170,10 @@ class WaitGraph:
         leaves = np.ones(count, bool)
         leaves[part[source[part[source] != part[target]]]] = False
         roots = []
+        order = np.argsort(part, kind="stable")
+        bounds = np.searchsorted(part[order], np.arange(count + 1)).tolist()
         for number in np.flatnonzero(leaves).tolist():
-            nodes = np.flatnonzero(part == number).tolist()
+            nodes = order[bounds[number] : bounds[number + 1]].tolist()
             roots.append(
                 (
                     [ranks[k] for k in nodes if k < len(ranks)],
