@@ -353,6 +353,9 @@ def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
     if verdict.kind == "none":
         if judge.waits.fronts:
             yield "a second set of dumps, some seconds later, shows whether the job goes on"
+        if judge.job.missing and verdict.confidence == "low":
+            who = named_ranks(judge.job.missing)
+            yield f"the launcher's exit codes and the ends of the logs of {who}: dead, or not dumped"
         return
     if verdict.is_doubted:
         yield "a second set of dumps, some seconds later, into another directory"
@@ -366,7 +369,8 @@ def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
         yield f"py-spy dump on {ranks}, saved as stack_RANK.txt here"
     if judge.job.unreadable:
         yield f"dumps of {named_ranks(judge.job.unreadable)} anew, into another directory"
-    missing = [rank for rank in verdict.culprits if rank not in judge.job.ranks]
+    said = judge.evidence.dead
+    missing = [r for r in verdict.culprits if r not in judge.job.ranks and r not in said]
     if missing:
         yield (
             f"the launcher's exit code and the end of the log of {named_ranks(missing)}: dead, "

@@ -26,6 +26,7 @@ class FileEvidence:
     stacks: dict[int, PythonStack] = field(default_factory=dict)
     dead: dict[int, str] = field(default_factory=dict)  # a sentence each, with its file
     aborted: dict[int, tuple[int, int]] = field(default_factory=dict)  # bytes: came, expected
+    broken: dict[int, str] = field(default_factory=dict)  # their connections, a sentence each
     errors: dict[int, str] = field(default_factory=dict)  # last line of a rank's log
     ranks: frozenset[int] = frozenset()  # that any file names
     reports: tuple[ras.RasReport, ...] = ()  # of NCCL RAS
@@ -59,6 +60,7 @@ class _Gathered:
     stacks: dict[int, PythonStack] = field(default_factory=dict)
     dead: dict[int, str] = field(default_factory=dict)
     aborted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    broken: dict[int, str] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
     reports: list[ras.RasReport] = field(default_factory=list)
@@ -82,6 +84,8 @@ class _Gathered:
         if rank is not None and path.suffix == ".log" and not is_stack(file.text):
             self._add_log(file, rank)
         self.watchdog += logs.watchdog(file, rank)
+        for at, sentence in logs.broken(file, rank if path.suffix == ".log" else None):
+            self.broken.setdefault(at, sentence)
         if line := logs.hardware(file):
             self.hardware.append(line)
 
@@ -113,6 +117,7 @@ def gather(paths: Iterable[Path], dumped: Iterable[int] = ()) -> FileEvidence:
         stacks=gathered.stacks,
         dead=dead,
         aborted=gathered.aborted,
+        broken=gathered.broken,
         errors=gathered.errors,
         ranks=frozenset(gathered.ranks | dead.keys()),
         reports=tuple(gathered.reports),

@@ -20,6 +20,13 @@ _ABORTED = re.compile(r"signal 6\b|code -6\b|exit(?:ed with)? -6\b")
 _ABORT = re.compile(
     r"EnforceNotMet|op\.preamble\.length <= op\.nbytes\. (\d{1,18}) vs (\d{1,18})"
 )
+_BROKEN = re.compile(
+    r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|remote process exited"
+    r"|Timed out waiting \d{1,12}ms for|Broken pipe",
+    re.I,
+)
+_OWN = re.compile(r"\[rank(\d{1,7})\]:")
+_QUOTED = 80  # characters behind it
 _WATCHDOG = re.compile(
     r"(?:[^\n]{0,200}?\[rank(?P<rank>\d{1,7})\]:)?[^\n]{0,200}?\[PG (?:ID )?(?P<id>\d{1,9})"
     r"(?: PG GUID (?P<guid>[^\s(\]]{1,80}))? ?(?:\((?P<desc>[^)\n]{0,80})\))?"
@@ -78,6 +85,24 @@ def aborted(file: FileText) -> tuple[int, int] | None:
     """Return the bytes that came and that were expected where gloo aborts a rank, or None."""
     match = _ABORT.search(file.text)
     return None if match is None else (int(match[1] or 0), int(match[2] or 0))
+
+
+def broken(file: FileText, rank: int | None) -> Iterator[tuple[int, str]]:
+    """Yield the ranks whose connection to another rank broke, by their lines, a sentence each.
+
+    `rank` is that of the file, if it has one; lines name their own.
+    """
+    text = file.text
+    for match in islice(_BROKEN.finditer(text), _MOST_MATCHES):
+        at = match.start()
+        begin = text.rfind("\n", 0, at) + 1
+        end = text.find("\n", at)
+        own = _OWN.search(text, begin, at)
+        number = rank if own is None else int(own[1])
+        if number is not None:
+            last = match.end() + _QUOTED
+            quote = text[at : last if end < 0 else min(last, end)].strip()
+            yield number, f"the log of rank {number} says: {quote} ({file.place(begin)})"
 
 
 def last_line(file: FileText) -> str:

@@ -20,6 +20,7 @@ _YOUNG_NS = 5 * _SECOND // 2
 _YOUNG_IF_LATE_NS = 5 * _SECOND
 _LATEST_S = 8
 _TIMES_INTERVAL = 4
+_MOST_QUOTED = 4  # lines of logs
 _MS = 1_000_000
 _SLOWEST_MS = 120_000  # in which a recorder's watchdog ends a call behind its timeout
 _DUMP_AGAIN = "so that a slow job may look like this: a second set of dumps decides"
@@ -78,12 +79,14 @@ class Judge:
             self._message,
         )
         if self.is_quiet():
-            return Verdict(kind="none")
+            # Whoever left no dump may be dead, and nobody wait for it yet.
+            confidence = "low" if self.job.silent else "high"
+            return self._broken() or Verdict(kind="none", confidence=confidence)
         for rule in rules:
             answer = rule()
             if answer is not None:
                 return self._doubted(answer)
-        return Verdict(kind="none", confidence="low")
+        return self._broken() or Verdict(kind="none", confidence="low")
 
     # When there is no hang
 
@@ -231,6 +234,21 @@ class Judge:
             return None
         stop = self._first_held(dead) or self._last_common()
         return self._answer("missing_rank", dead, stop)
+
+    def _broken(self) -> Verdict | None:
+        """Nothing is open, yet logs say that ranks are gone: those without a dump.
+
+        A rank whose own log says so failed as others did.
+        """
+        lines = self.evidence.broken
+        missing = self.job.missing
+        if not lines or not missing:
+            return None
+        gone = [rank for rank in missing if rank not in lines] or missing
+        stop = self._first_held(gone) or self._last_common()
+        answer = self._answer("missing_rank", gone, stop, confidence="low")
+        quoted = [lines[rank] for rank in sorted(lines)][:_MOST_QUOTED]
+        return replace(answer, evidence=tuple(quoted))
 
     def _stands_in_group_or_message(self) -> dict[int, str]:
         """Return what ranks without a front do, as stacks tell: make a group, or a message."""

@@ -210,3 +210,42 @@ def test_a_trace_of_a_profiler_beside_dumps_is_not_read(tmp_path):
     folder = write_dumps(tmp_path / "job", 8, absent=5)
     (folder / "rank7.json").write_text('{"schemaVersion": 1, "traceEvents": [' + "[" * 100)
     assert diagnose_hang(folder).culprits == (5,)
+
+
+BROKEN = (
+    "RuntimeError('pair.cc:561] Connection closed by peer [127.0.0.1]:14014. See its log.')"
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [BROKEN, "Read error: Connection reset by peer", "Timed out waiting 3000ms for send"],
+)
+def test_logs_of_broken_connections_speak_for_ranks_without_a_dump(tmp_path, line):
+    folder = write_dumps(tmp_path / "job", 8, without=[1, 3], age=2)
+    assert (diagnose_hang(folder).hang, diagnose_hang(folder).confidence) == (False, "low")
+    (folder / "rank_0.log").write_text(f"step 4\n[rank0]: {line}\nbye\n")
+    (folder / "rank_3.log").write_text(f"{line}\n")
+    (folder / "out.txt").write_text(f"step 4\n[rank2]: {line}\n[rank9999999]: text\n")
+    hang = diagnose_hang(folder)
+    assert (hang.hang, hang.kind, hang.confidence) == (True, "missing_rank", "low")
+    assert hang.culprits == (1,)  # rank 3 failed as others did
+    assert hang.missing == (1, 3)
+    quoted = [one for one in hang.evidence if "the log of rank" in one and line[-9:-2] in one]
+    assert [one.split(" says")[0][-1] for one in quoted if " says" in one] == ["0", "2", "3"]
+    assert f"{folder / 'rank_0.log'}:2" in "".join(quoted)
+    assert "the end of the log of rank 1" in "".join(hang.next)
+
+
+def test_with_all_dumps_a_log_of_a_broken_connection_blames_nobody(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, age=2)
+    (folder / "rank_0.log").write_text(f"[rank0]: {BROKEN}\n")
+    assert (diagnose_hang(folder).hang, diagnose_hang(folder).confidence) == (False, "high")
+
+
+def test_nobody_is_sent_to_look_for_the_exit_code_that_is_quoted(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22, without=[22])
+    (folder / "launcher.log").write_text("rank 22 was killed by signal 9\n")
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.confidence) == ((22,), "high")
+    assert not any("exit code" in line for line in hang.next)
