@@ -32,6 +32,7 @@ from fastcomm.hang.waits import Stop
 from fastcomm.trace.run import named_ranks
 from fastcomm.trace.tags import tag_of_description
 from fastcomm.units import format_ns
+from fastcomm_kernels.arrays import NULL
 
 _MOST_LINKS = 64
 _MOST_CALLS = 128  # of a rank that are kept, besides those that are open
@@ -41,6 +42,8 @@ _MOST_LINES = 12
 _MOST_BESIDE = 20_000  # files that are no dumps
 _LIKE_A_DUMP = re.compile("rank|dump")  # in names that PyTorch and its users give to dumps
 _TWO = 2  # moments of dumps
+_SECOND = 1_000_000_000
+_TIMELY_S = 10  # between the last call and its dump, of a job that goes on
 
 
 @dataclass(kw_only=True)
@@ -128,8 +131,7 @@ def diagnose_hang(
         first_written=min(dump.written for dump in every),
         is_prompt=not all(dump.has_stacks for dump in every),
     )
-    progress = _progress(files.dumps)
-    verdict = Verdict(kind="none", evidence=(progress,)) if progress else judge.verdict()
+    verdict = _verdict(judge, [*_progress(files.dumps)])
     hang = _result(judge, verdict, files, failed)
     more = traced(traces_of(files.others), hang.culprits, job.ranks) if hang.culprits else ()
     return replace(hang, evidence=(*hang.evidence, *more))
@@ -197,8 +199,37 @@ def _last(dump: RankCalls) -> int:
     return int(dump.calls.record[-1]) if len(dump.calls) else -1
 
 
-def _progress(dumps: dict[int, list[RankCalls]]) -> str:
-    """Return what shows that ranks went on between two moments; empty where nothing does."""
+@dataclass(frozen=True, kw_only=True)
+class _Progress:
+    """A rank that went on between two dumps."""
+
+    sentence: str
+    last: int  # when the last call of the first dump was made, or NULL
+    is_timely: bool  # whether the time of that file is about that of the call: it is no copy
+
+
+def _verdict(judge: Judge, progress: Sequence[_Progress]) -> Verdict:
+    """Return the verdict on the newest dumps; `progress` is that of ranks since older ones.
+
+    It disproves a hang unless all calls that are open now were made after the older dump. Where
+    files may be copies, that they are open for long is not certain, and progress is.
+    """
+    verdict = judge.verdict()
+    if not progress:
+        return verdict
+    first = judge.first_open
+    is_before = first is not None and all(first > one.last != NULL for one in progress)
+    line = progress[0].sentence
+    if verdict.kind == "none" or not is_before:
+        return Verdict(kind="none", evidence=(line,))
+    if verdict.is_doubted and not all(one.is_timely for one in progress):
+        return Verdict(kind="none", confidence="low", evidence=(line,))
+    line = f"{line}; the calls that are open now were made after the first of these"
+    return replace(verdict, evidence=(*verdict.evidence, line))
+
+
+def _progress(dumps: dict[int, list[RankCalls]]) -> Iterator[_Progress]:
+    """Yield the ranks that went on between two moments."""
     for rank, own in sorted(dumps.items()):
         ordered = _in_order([dump for dump in own if not dump.is_cut])
         folders = {dump.path.parent for dump in ordered}
@@ -206,11 +237,13 @@ def _progress(dumps: dict[int, list[RankCalls]]) -> str:
             continue
         first, last = ordered[0], ordered[-1]
         if _last(last) > _last(first):
-            return (
-                f"rank {rank} went on between two dumps: call {_last(first)} is the last in "
-                f"{first.path}, {_last(last)} in {last.path}"
+            at = max(first.calls.created.tolist(), default=NULL)
+            yield _Progress(
+                sentence=f"rank {rank} went on between two dumps: call {_last(first)} is the "
+                f"last in {first.path}, {_last(last)} in {last.path}",
+                last=at,
+                is_timely=first.has_time or abs(first.written - at / _SECOND) < _TIMELY_S,
             )
-    return ""
 
 
 def _result(judge: Judge, verdict: Verdict, files: _Files, failed: Mapping[Path, str]) -> Hang:
@@ -355,7 +388,7 @@ def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
             yield "a second set of dumps, some seconds later, shows whether the job goes on"
         if judge.job.missing and verdict.confidence == "low":
             who = named_ranks(judge.job.missing)
-            yield f"the launcher's exit codes and the ends of the logs of {who}: dead, or not dumped"
+            yield f"exit codes and the ends of the logs of {who}: dead, or only not dumped"
         return
     if verdict.is_doubted:
         yield "a second set of dumps, some seconds later, into another directory"
@@ -369,8 +402,11 @@ def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
         yield f"py-spy dump on {ranks}, saved as stack_RANK.txt here"
     if judge.job.unreadable:
         yield f"dumps of {named_ranks(judge.job.unreadable)} anew, into another directory"
-    said = judge.evidence.dead
-    missing = [r for r in verdict.culprits if r not in judge.job.ranks and r not in said]
+    missing = [
+        rank
+        for rank in verdict.culprits
+        if rank not in judge.job.ranks and rank not in judge.evidence.dead
+    ]
     if missing:
         yield (
             f"the launcher's exit code and the end of the log of {named_ranks(missing)}: dead, "

@@ -44,19 +44,21 @@ class Judge:
     """Finds the root of a hang: rules in order, the first that applies is the verdict.
 
     `first_written` is the second of the first dump of any rank: all are of about one moment.
-    `is_prompt` says whether some dump was written at once, as those without stacks are.
+    `is_prompt` says whether some dump was written at once, as those without stacks are;
+    `holds_silent` whether ranks that no dump tells of hold others up.
     """
 
     job: DumpedJob
     evidence: FileEvidence
     first_written: int
     is_prompt: bool
+    holds_silent: bool = True
     waits: WaitGraph = field(init=False)
 
     def __post_init__(self) -> None:
         ranks = self.job.ranks.values()
         is_over = not any(len(calls.open) for calls in ranks) and all(map(self._is_old, ranks))
-        self.waits = WaitGraph(job=self.job, is_over=is_over)
+        self.waits = WaitGraph(job=self.job, is_over=is_over, holds_silent=self.holds_silent)
 
     def _is_old(self, calls: RankCalls) -> bool:
         """Return whether the last call of a rank is old, or it has none."""
@@ -80,7 +82,7 @@ class Judge:
         )
         if self.is_quiet():
             # Whoever left no dump may be dead, and nobody wait for it yet.
-            confidence = "low" if self.job.silent else "high"
+            confidence = "low" if self.job.silent or self.evidence.dead else "high"
             return self._broken() or Verdict(kind="none", confidence=confidence)
         for rule in rules:
             answer = rule()
@@ -92,7 +94,7 @@ class Judge:
 
     def is_quiet(self) -> bool:
         """Return whether nobody is dead and nothing has been open for long."""
-        if self.evidence.dead or self.evidence.aborted:
+        if self._is_dead() or self.evidence.aborted:
             return False
         if any(line.timeout for line in self.evidence.watchdog):
             return False
@@ -100,6 +102,10 @@ class Judge:
             return False
         fronts = [(rank, call) for rank, own in self.waits.fronts.items() for call in own]
         return all(self.is_young(rank, call) for rank, call in fronts)
+
+    def _is_dead(self) -> bool:
+        """Return whether a rank died and left no dump: others died after theirs."""
+        return any(rank in self.evidence.dead for rank in self.job.silent)
 
     def is_young(self, rank: int, call: RankCall) -> bool:
         """Return whether a call has not been open for longer than calls usually are apart."""
@@ -112,6 +118,13 @@ class Judge:
         longest = int(later.max()) if len(later) else 0
         least = _YOUNG_NS if self.is_prompt else _YOUNG_IF_LATE_NS
         return now - call.created < max(least, _TIMES_INTERVAL * longest)
+
+    @property
+    def first_open(self) -> int | None:
+        """When the first call was made that a rank stands in; None where nothing tells."""
+        fronts = self.waits.fronts.values()
+        created = [call.created for own in fronts for call in own]
+        return None if NULL in created else min(created, default=None)
 
     def age(self, rank: int) -> int | None:
         """Return for how many ns a rank has stood in its front; None where nothing tells."""
@@ -142,7 +155,7 @@ class Judge:
         """Return a verdict with low confidence if it stands on an age that may be too long."""
         is_certain = (
             answer.kind.startswith("mismatch")
-            or bool(self.evidence.dead or self.evidence.aborted)
+            or bool(self._is_dead() or self.evidence.aborted)
             or any(line.timeout for line in self.evidence.watchdog)
         )
         why = "" if is_certain else self._doubt()
@@ -394,6 +407,10 @@ class Judge:
         for ranks, stops in self.waits.roots:
             missing = [rank for rank in ranks if rank not in self.job.ranks]
             if missing and not stops:
+                # Whoever has a dump and crosses others explains the wait by itself.
+                crossing = replace(self, holds_silent=False)._circle()
+                if crossing is not None:
+                    return replace(crossing, confidence="low")
                 every = self._held_up(has_dump=False)
                 return self._of_silent(every, self._first_held(every))
         return None

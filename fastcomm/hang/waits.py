@@ -39,6 +39,7 @@ class WaitGraph:
 
     job: DumpedJob
     is_over: bool = False  # nothing is open on any rank, and all is old
+    holds_silent: bool = True  # whether ranks that no dump tells of hold others up
     fronts: dict[int, tuple[RankCall, ...]] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)  # ranks whose front has failed
 
@@ -125,9 +126,12 @@ class WaitGraph:
             return
         for member in self.job.members.get(stop.group, ()):
             calls = self.job.ranks.get(member)
-            if calls is None or (
-                member not in self.stops[stop] and not self._has_passed(calls, stop)
-            ):
+            if calls is None:
+                is_holder = self.holds_silent
+            else:
+                is_holder = member not in self.stops[stop]
+                is_holder = is_holder and not self._has_passed(calls, stop)
+            if is_holder:
                 yield member
 
     def _has_passed(self, calls: RankCalls, stop: Stop) -> bool:
@@ -145,7 +149,8 @@ class WaitGraph:
         """Yield the other side of a message unless it stands in the same message."""
         sender, receiver = stop.pair
         for one, other in ((sender, receiver), (receiver, sender)):
-            if one in self.stops[stop] and other not in self.stops[stop] and other >= 0:
+            is_silent = other < 0 or (other not in self.job.ranks and not self.holds_silent)
+            if one in self.stops[stop] and other not in self.stops[stop] and not is_silent:
                 yield other
 
     @cached_property

@@ -95,3 +95,46 @@ def test_calls_without_a_time_are_not_known_to_be_old(tmp_path):
     assert (hang.culprits, hang.confidence) == ((5,), "low")
     assert any("no time tells for how long" in line for line in hang.evidence)
     assert "a second set of dumps" in hang.next[0]
+
+
+def cut(folder, written):
+    """Leave of all dumps what was before their last step, as dumps of an earlier moment."""
+    for path in folder.iterdir():
+        document = pickle.loads(path.read_bytes())
+        document["entries"] = document["entries"][:-6]
+        path.write_bytes(pickle.dumps(document, 2))
+        os.utime(path, (written, written))
+
+
+def test_progress_before_the_open_calls_were_made_disproves_no_hang(tmp_path):
+    write(tmp_path / "job", [30] * WORLD, frames=False, packed=False)
+    first = write(tmp_path / "job" / "first", [0] * WORLD, frames=False, packed=False)
+    written = int((first / "rank_0").stat().st_mtime)
+    cut(first, written)
+    hang = diagnose_hang(tmp_path / "job")
+    assert (hang.kind, hang.culprits) == ("not_arrived", (5,))
+    assert any("the calls that are open now were made after" in line for line in hang.evidence)
+    cut(first, written + 3600)  # a copy: what went on is all that is certain
+    hang = diagnose_hang(tmp_path / "job")
+    assert (hang.kind, hang.confidence) == ("none", "low")
+
+
+def test_progress_while_a_call_is_open_is_no_hang(tmp_path):
+    write(tmp_path / "job", [30] * WORLD, frames=False)
+    first = write(tmp_path / "job" / "first", [0] * WORLD, frames=False, packed=False)
+    earlier, later = first / "rank_0", tmp_path / "job" / "rank_4.pickle.gz"
+    document = pickle.loads(earlier.read_bytes())
+    document["entries"].pop()
+    earlier.write_bytes(pickle.dumps(document, 2))
+    document = pickle.loads(gzip.decompress(later.read_bytes()))
+    document["entries"][-1]["time_created_ns"] -= SECOND  # open before rank 0 went on
+    later.write_bytes(gzip.compress(pickle.dumps(document, 2), mtime=1_700_000_090))
+    assert not diagnose_hang(tmp_path / "job").hang
+
+
+def test_a_rank_that_died_after_its_dump_blames_nobody_of_a_job_that_goes_on(tmp_path):
+    folder = write(tmp_path / "job", [1] * WORLD, frames=False)
+    (folder / "launcher.log").write_text("rank 3 was killed by signal 9\n")
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("none", (), "low")
+    assert any("yet there is a dump of rank 3" in line for line in hang.evidence)

@@ -7,6 +7,7 @@ import pytest
 from builders.commands import invoke
 from builders.shared_data import needs, path_of
 
+from fastcomm.formats.flight_recorder import rank_of
 from fastcomm.hang.analysis import diagnose_hang
 
 HANGS = path_of("hangs")
@@ -54,3 +55,17 @@ def test_the_exit_code_says_whether_there_is_a_hang(case):
     assert 3 in document["group"]["ranks"]
     running, _ = case("running_fsdp_0")
     assert "No hang" in invoke("hang", running).stdout
+
+
+@pytest.mark.parametrize("name", ["nccl_order_swap", "nccl_not_arrived", "skip_sub_0"])
+def test_one_dump_that_is_absent_moves_no_blame(case, name):
+    folder, truth = case(name)
+    culprits = {rank for one in truth["accept"] for rank in one["culprits"]}
+    innocent = max({rank_of(path) for path in folder.iterdir()} - culprits - {None})
+    for path in folder.iterdir():
+        if rank_of(path) == innocent:
+            path.unlink()
+    hang = diagnose_hang(folder)
+    accepted = [(each["kind"], each["culprits"]) for each in truth["accept"]]
+    assert (hang.kind, [*hang.culprits]) in accepted
+    assert hang.missing == (innocent,)
