@@ -302,19 +302,25 @@ def _links(judge: Judge) -> Iterator[WaitingLink]:
     waits = judge.waits
     order = sorted(waits.stops, key=lambda stop: -len(waits.stops[stop]))
     for stop in order[:_MOST_LINKS]:
-        ranks = waits.stops[stop]
-        ages = [age for rank in ranks if (age := judge.age(rank)) is not None]
-        yield WaitingLink(
-            ranks=tuple(sorted(ranks)),
-            group=_group(stop, judge.job).title,
-            call=_call(stop, judge).title,
-            waits_for=tuple(waits.holders[stop]),
-            since_ns=max(ages, default=None),
-        )
+        of_op: dict[str, list[int]] = {}
+        for rank, call in sorted(waits.stops[stop].items()):
+            of_op.setdefault(call.op, []).append(rank)
+        for op, ranks in of_op.items():
+            ages = [age for rank in ranks if (age := judge.age(rank)) is not None]
+            yield WaitingLink(
+                ranks=tuple(ranks),
+                group=_group(stop, judge.job).title,
+                call=WaitedCall(op=op, sequence=stop.number).title,
+                waits_for=tuple(waits.holders[stop]),
+                since_ns=max(ages, default=None),
+            )
 
 
 def _evidence(judge: Judge, verdict: Verdict) -> Iterator[str]:
     """Yield what carries a verdict: where the culprits stand, and what files say of them."""
+    if verdict.kind == "none" and judge.unrecorded:
+        who = named_ranks(judge.unrecorded)
+        yield f"no call is recorded in the dumps of {who}: they tell nothing"
     for rank in verdict.culprits[:_MOST_LINES]:
         yield _stand(judge, rank)
         if stack := judge.evidence.stacks.get(rank):
@@ -386,6 +392,8 @@ def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
     if verdict.kind == "none":
         if judge.waits.fronts:
             yield "a second set of dumps, some seconds later, shows whether the job goes on"
+        if judge.unrecorded:
+            yield "TORCH_FR_BUFFER_SIZE=2000 in the job, so that its calls are recorded"
         if judge.job.missing and verdict.confidence == "low":
             who = named_ranks(judge.job.missing)
             yield f"exit codes and the ends of the logs of {who}: dead, or only not dumped"

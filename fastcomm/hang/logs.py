@@ -22,7 +22,7 @@ _ABORT = re.compile(
 )
 _BROKEN = re.compile(
     r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|remote process exited"
-    r"|Timed out waiting \d{1,12}ms for|Broken pipe",
+    r"|Timed out waiting \d{1,12}ms for|Broken pipe|caught collective operation timeout",
     re.I,
 )
 _OWN = re.compile(r"\[rank(\d{1,7})\]:")
@@ -103,6 +103,11 @@ def broken(file: FileText, rank: int | None) -> Iterator[tuple[int, str]]:
             last = match.end() + _QUOTED
             quote = text[at : last if end < 0 else min(last, end)].strip()
             yield number, f"the log of rank {number} says: {quote} ({file.place(begin)})"
+
+
+def is_timeout(sentence: str) -> bool:
+    """Return whether a sentence of `broken` is of a watchdog, on a call that did not end."""
+    return "operation timeout" in sentence
 
 
 def last_line(file: FileText) -> str:

@@ -81,6 +81,11 @@ class Hang(TableResult):
     def headline(self) -> str:
         """What it is and who, in one sentence."""
         if not self.hang:
+            if self.confidence == "low":
+                return (
+                    f"No hang is seen in the dumps of {self.dumps} of {self.world_size} ranks; "
+                    "that there is none is not certain."
+                )
             return (
                 f"No hang: in the dumps of {self.dumps} of {self.world_size} ranks nothing "
                 "waits for long."
@@ -171,10 +176,15 @@ _SENTENCES = {
     "mismatch_dtype": "{who} call{s} {where} with another type than the others.",
     "mismatch_root": "{who} call{s} {where} with another root than the others.",
     "p2p_unmatched": "A message of {whom} lacks its other side.",
-    "p2p_order": "Messages of {whom} wait for each other: each side sends, or receives, first.",
-    "group_creation": "{who} hold{s} up the creation of a process group.",
+    "p2p_order": "Messages of {whom} wait for each other: each side sends, or receives, first, "
+    "or one left out a message.",
+    "group_creation": "The creation of a process group does not end, as not all ranks join it: "
+    "{whom} stand{s} in it, or hold{s} it up.",
     "stalled": "All members have begun {where}, and it does not end.",
 }
+
+# Where nobody else waits, nobody says which order is right.
+_AMONG = "{who} make calls in different orders, and wait for each other in {where}."
 
 # What a kind means, and what to do about it. The page of docs has the same.
 _ADVICE = {
@@ -220,7 +230,8 @@ def _sentence(hang: Hang) -> str:
     """Return what the culprits did, in one sentence."""
     whom, many = named_ranks(hang.culprits), len(hang.culprits) > 1
     call = hang.collective.title if hang.collective else "what others wait in"
-    sentence = _SENTENCES[hang.kind].format(
+    is_among = hang.kind == "order" and many and not hang.waiting
+    sentence = (_AMONG if is_among else _SENTENCES[hang.kind]).format(
         who=whom.capitalize(),
         whom=whom,
         where=f"{call} of the {hang.group.title}" if hang.group else call,

@@ -9,6 +9,7 @@ import numpy as np
 from fastcomm.hang import rhythm
 from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls, is_all_to_all
 from fastcomm.hang.evidence import FileEvidence
+from fastcomm.hang.logs import is_timeout
 from fastcomm.hang.waits import Stop, WaitGraph, retires
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
@@ -82,7 +83,8 @@ class Judge:
         )
         if self.is_quiet():
             # Whoever left no dump may be dead, and nobody wait for it yet.
-            confidence = "low" if self.job.silent or self.evidence.dead else "high"
+            is_dark = self.job.silent or self.evidence.dead or self.unrecorded
+            confidence = "low" if is_dark else "high"
             return self._broken() or Verdict(kind="none", confidence=confidence)
         for rule in rules:
             answer = rule()
@@ -118,6 +120,11 @@ class Judge:
         longest = int(later.max()) if len(later) else 0
         least = _YOUNG_NS if self.is_prompt else _YOUNG_IF_LATE_NS
         return now - call.created < max(least, _TIMES_INTERVAL * longest)
+
+    @property
+    def unrecorded(self) -> tuple[int, ...]:
+        """Ranks whose dump has no call: their recorder was off."""
+        return tuple(rank for rank, own in self.job.ranks.items() if not len(own.row))
 
     @property
     def first_open(self) -> int | None:
@@ -251,17 +258,25 @@ class Judge:
     def _broken(self) -> Verdict | None:
         """Nothing is open, yet logs say that ranks are gone: those without a dump.
 
-        A rank whose own log says so failed as others did.
+        A rank whose own log says so failed as others did. With all dumps, it is the few whose
+        log does not say, as that of others does, that a call ran into its timeout.
         """
         lines = self.evidence.broken
         missing = self.job.missing
-        if not lines or not missing:
+        if not lines:
             return None
-        gone = [rank for rank in missing if rank not in lines] or missing
-        stop = self._first_held(gone) or self._last_common()
-        answer = self._answer("missing_rank", gone, stop, confidence="low")
-        quoted = [lines[rank] for rank in sorted(lines)][:_MOST_QUOTED]
-        return replace(answer, evidence=tuple(quoted))
+        quoted = tuple(lines[rank] for rank in sorted(lines)[:_MOST_QUOTED])
+        late = {rank for rank, line in lines.items() if is_timeout(line)}
+        silent = sorted(self.job.ranks.keys() - late)
+        if missing:
+            gone = [rank for rank in missing if rank not in lines] or missing
+            stop = self._first_held(gone) or self._last_common()
+            answer = self._answer("missing_rank", gone, stop, confidence="low")
+        elif 0 < len(silent) < len(late):
+            answer = self._answer("not_arrived", silent, None, confidence="low")
+        else:
+            answer = Verdict(kind="none", confidence="low")
+        return replace(answer, evidence=quoted)
 
     def _stands_in_group_or_message(self) -> dict[int, str]:
         """Return what ranks without a front do, as stacks tell: make a group, or a message."""
@@ -281,7 +296,11 @@ class Judge:
         activity = self._stands_in_group_or_message()
         groups = sorted(rank for rank, name in activity.items() if name == "group")
         if groups:
-            return self._answer("group_creation", self._outside(groups) or groups, None)
+            outside = self._outside(groups)
+            confidence = "high" if outside else "low"
+            return self._answer(
+                "group_creation", outside or groups, None, confidence=confidence
+            )
         messages = sorted(rank for rank, name in activity.items() if name == "message")
         if not messages:
             return None
@@ -290,8 +309,8 @@ class Judge:
             for rank in messages
         }
         if len(messages) > 1 and len(set(names.values())) == 1:
-            return self._answer("p2p_order", messages, None)
-        return self._answer("p2p_unmatched", messages, None)
+            return self._answer("p2p_order", messages, None, confidence="low")
+        return self._answer("p2p_unmatched", messages, None, confidence="low")
 
     def _outside(self, groups: Sequence[int]) -> list[int]:
         """Return who does not join those that make a group: who stands in nothing, or left."""
@@ -382,12 +401,12 @@ class Judge:
         for ranks, stops in self.waits.roots:
             if not (ranks and stops):
                 continue
-            odd = rhythm.out_of_rhythm(self.job, ranks)
             is_message = all(stop.number is None for stop in stops)
             sides = {call.op for rank in ranks for call in self.waits.fronts[rank]}
-            if is_message and len(ranks) == len(_PAIR) and len(sides) == 1:
-                return self._answer("p2p_order", ranks, stops[0])
-            if odd:
+            if is_message and len(sides) == 1:
+                # Each side may send first, or one may have left out the message before.
+                return self._answer("p2p_order", ranks, stops[0], confidence="low")
+            if odd := rhythm.out_of_rhythm(self.job, ranks):
                 kind = "p2p_unmatched" if self._leads_by_messages(odd) else "order"
                 return self._answer(kind, odd, self._first_held(odd))
             counts = Counter(rank for stop in stops for rank in self.waits.holders[stop])
@@ -527,7 +546,6 @@ def _is_beyond_timeout(calls: RankCalls, now: int) -> bool:
     return bool(((now - own.created) // _MS - _SLOWEST_MS > own.timeout)[is_open].any())
 
 
-_PAIR = ("sender", "receiver")
 _SIDES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 

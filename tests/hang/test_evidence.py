@@ -239,8 +239,23 @@ def test_logs_of_broken_connections_speak_for_ranks_without_a_dump(tmp_path, lin
 
 def test_with_all_dumps_a_log_of_a_broken_connection_blames_nobody(tmp_path):
     folder = write_dumps(tmp_path / "job", 8, age=2)
+    assert diagnose_hang(folder).confidence == "high"
     (folder / "rank_0.log").write_text(f"[rank0]: {BROKEN}\n")
-    assert (diagnose_hang(folder).hang, diagnose_hang(folder).confidence) == (False, "high")
+    hang = diagnose_hang(folder)
+    assert (hang.hang, hang.confidence) == (False, "low")
+    assert "Connection closed by peer" in hang.evidence[0]
+
+
+def test_a_rank_whose_watchdog_alone_saw_no_timeout_is_a_suspect(tmp_path):
+    folder = write_dumps(tmp_path / "job", 4, age=2)
+    for rank in (0, 1, 3):
+        (folder / f"rank_{rank}.log").write_text(
+            f"[rank{rank}]:[E] Watchdog caught collective operation timeout: WorkNCCL("
+            "SeqNum=21, OpType=ALLREDUCE) ran for 600001 milliseconds\n"
+        )
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("not_arrived", (2,), "low")
+    assert "SeqNum=21" in hang.evidence[0]
 
 
 def test_nobody_is_sent_to_look_for_the_exit_code_that_is_quoted(tmp_path):
