@@ -130,6 +130,7 @@ def diagnose_hang(
         evidence=evidence.of_job(job, titles),
         first_written=min(dump.written for dump in every),
         is_prompt=not all(dump.has_stacks for dump in every),
+        has_stood=any(map(_has_stood, files.dumps.values())),
     )
     verdict = _verdict(judge, [*_progress(files.dumps)])
     hang = _result(judge, verdict, files, failed)
@@ -226,6 +227,14 @@ def _verdict(judge: Judge, progress: Sequence[_Progress]) -> Verdict:
         return Verdict(kind="none", confidence="low", evidence=(line,))
     line = f"{line}; the calls that are open now were made after the first of these"
     return replace(verdict, evidence=(*verdict.evidence, line))
+
+
+def _has_stood(own: Sequence[RankCalls]) -> bool:
+    """Return whether a rank made no call between two dumps whose times are in the files."""
+    timed = [dump for dump in own if dump.has_time and not dump.is_cut]
+    written = [dump.written for dump in timed]
+    is_one_state = len({_last(dump) for dump in timed}) == 1
+    return is_one_state and max(written) - min(written) >= _TIMELY_S
 
 
 def _progress(dumps: dict[int, list[RankCalls]]) -> Iterator[_Progress]:

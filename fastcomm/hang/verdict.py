@@ -23,6 +23,7 @@ _LATEST_S = 8
 _TIMES_INTERVAL = 4
 _MOST_QUOTED = 4  # lines of logs
 _MS = 1_000_000
+_NEARLY = 0.9  # of a timeout
 _SLOWEST_MS = 120_000  # in which a recorder's watchdog ends a call behind its timeout
 _DUMP_AGAIN = "so that a slow job may look like this: a second set of dumps decides"
 
@@ -46,6 +47,7 @@ class Judge:
 
     `first_written` is the second of the first dump of any rank: all are of about one moment.
     `is_prompt` says whether some dump was written at once, as those without stacks are;
+    `has_stood` whether ranks were where they are in dumps long before, too;
     `holds_silent` whether ranks that no dump tells of hold others up.
     """
 
@@ -53,6 +55,7 @@ class Judge:
     evidence: FileEvidence
     first_written: int
     is_prompt: bool
+    has_stood: bool = False
     holds_silent: bool = True
     waits: WaitGraph = field(init=False)
 
@@ -165,7 +168,7 @@ class Judge:
             or bool(self._is_dead() or self.evidence.aborted)
             or any(line.timeout for line in self.evidence.watchdog)
         )
-        why = "" if is_certain else self._doubt()
+        why = "" if is_certain else self._doubt() or self._lateness(answer.kind)
         if not why:
             return answer
         evidence = (*answer.evidence, why)
@@ -190,6 +193,27 @@ class Judge:
         return (
             f"the calls are open for {format_ns(max(ages))} by the times of the files; dumps "
             f"with stacks may be written {_LATEST_S} s late, {_DUMP_AGAIN}"
+        )
+
+    def _lateness(self, kind: str) -> str:
+        """Return why a rank in its own code may only be late; empty if it is stuck.
+
+        Calls that failed, or are about as old as their timeout, waited for it in vain.
+        """
+        ages = [age for rank in self.waits.fronts if (age := self.age(rank)) is not None]
+        if kind != "not_arrived" or self.has_stood or self.waits.failed or not ages:
+            return ""
+        timeouts = [
+            int(self.job.ranks[rank].calls.timeout[front[0].place])
+            for rank, front in self.waits.fronts.items()
+        ]
+        timeout = max(timeouts) * _MS
+        if 0 < timeout * _NEARLY <= max(ages):
+            return ""
+        limit = f" of a timeout of {format_ns(timeout)}" if timeout > 0 else ""
+        return (
+            f"the calls are open for {format_ns(max(ages))}{limit}: a rank that is late for "
+            "the first time looks like one that is stuck; a second set of dumps decides"
         )
 
     def _has_moment(self, rank: int) -> bool:

@@ -87,7 +87,7 @@ def write_dumps(folder, world, *, absent=None, without=(), steps=3, age=None):
 
 def write_example(folder):
     """Write the job that docs show: rank 5 of 8 loads data, and has a stack."""
-    write_dumps(folder, 8, absent=5, steps=20, age=42)
+    write_dumps(folder, 8, absent=5, steps=20, age=600)
     (folder / "stack_5.txt").write_text(STACK)
     return folder
 

@@ -42,14 +42,14 @@ def test_the_first_file_bounds_the_age_of_calls_in_all_others(tmp_path, packed):
 def test_dumps_with_stacks_alone_may_all_be_late(tmp_path):
     assert not diagnose_hang(write(tmp_path / "late", [4] * WORLD)).hang
     hang = diagnose_hang(write(tmp_path / "prompt", [4] * WORLD, frames=False))
-    assert (hang.culprits, hang.confidence) == ((5,), "high")
+    assert (hang.kind, hang.culprits) == ("not_arrived", (5,))
 
 
 def test_a_hang_that_is_no_older_than_files_may_be_late_has_low_confidence(tmp_path):
     hang = diagnose_hang(write(tmp_path / "short", [1] * WORLD, age=5))
     assert (hang.kind, hang.culprits, hang.confidence) == ("not_arrived", (5,), "low")
     assert any("a second set of dumps decides" in line for line in hang.evidence)
-    hang = diagnose_hang(write(tmp_path / "long", [1] * WORLD, age=30))
+    hang = diagnose_hang(write(tmp_path / "long", [1] * WORLD, age=580))
     assert (hang.culprits, hang.confidence) == ((5,), "high")
 
 
@@ -66,7 +66,7 @@ def test_the_own_time_of_a_file_gives_low_confidence_however_old_it_looks(tmp_pa
 
 
 def test_one_time_inside_a_file_is_enough_among_files_of_other_times(tmp_path):
-    folder = write(tmp_path / "job", [30] * WORLD, frames=False, packed=False)
+    folder = write(tmp_path / "job", [580] * WORLD, frames=False, packed=False)
     content = (folder / "rank_0").read_bytes()
     written = int((folder / "rank_0").stat().st_mtime)
     (folder / "rank_0").unlink()
@@ -138,3 +138,20 @@ def test_a_rank_that_died_after_its_dump_blames_nobody_of_a_job_that_goes_on(tmp
     hang = diagnose_hang(folder)
     assert (hang.kind, hang.culprits, hang.confidence) == ("none", (), "low")
     assert any("yet there is a dump of rank 3" in line for line in hang.evidence)
+
+
+def test_a_rank_that_may_be_late_for_the_first_time_has_low_confidence(tmp_path):
+    hang = diagnose_hang(write(tmp_path / "job", [30] * WORLD, frames=False))
+    assert (hang.kind, hang.culprits, hang.confidence) == ("not_arrived", (5,), "low")
+    late = next(line for line in hang.evidence if "late for the first time" in line)
+    assert "of a timeout of 600 s" in late
+    assert "a second set of dumps" in hang.next[0]
+    hang = diagnose_hang(write(tmp_path / "timeout", [580] * WORLD, frames=False))
+    assert (hang.culprits, hang.confidence) == ((5,), "high")
+
+
+def test_dumps_of_a_later_moment_without_progress_decide(tmp_path):
+    write(tmp_path / "job", [30] * WORLD, frames=False)
+    write(tmp_path / "job" / "second", [60] * WORLD, frames=False)
+    hang = diagnose_hang(tmp_path / "job")
+    assert (hang.kind, hang.culprits, hang.confidence) == ("not_arrived", (5,), "high")
