@@ -47,6 +47,7 @@ _LATEST = 1 << 62  # ns
 _GZIP_TIME = slice(4, 8)
 _SUFFIX = re.compile(r"\.(gz|pickle|pkl|json)$")
 _MOST_DIGITS = 18
+_OLD_PICKLES = (b"(", b"}", b"]", b"c")  # first opcodes of protocols 0 and 1
 _PAIR = ("name", "desc")  # of a process group
 _RANK = re.compile(r"(?<!\d)(\d{1,7})$")
 
@@ -231,6 +232,11 @@ def read(path: Path) -> Dump:
         return replace(dump, has_time=has_time)
     if text[:1] in (b"{", b"["):
         return replace(_of_json(path, rank, text, written), has_time=has_time)
+    if text[:1] in _OLD_PICKLES and text.rstrip()[-1:] == b".":
+        raise TraceFileError(
+            f"{path}: refused as a pickle: byte 0 is {text[0]:#04x}, and dumps are of protocol "
+            "2 or later"
+        )
     if not text.strip(NOTHING):
         why = "truncated before its first byte" if is_cut else "an empty file"
         raise TraceFileError(f"{path}: {why}, no dump of rank {rank}")

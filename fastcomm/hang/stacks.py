@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_THREAD = re.compile(r"(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ?\(")
+_THREAD = re.compile(r"(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ?(?:\[[^\]\n]{0,80}\] ?)?\(")
+_CUT = re.compile(r"^  \.\.\.$", re.M)  # of faulthandler, behind 100 frames
 _FRAME = re.compile(
     r'\s+File "(?P<file>[^"\n]{1,400})", line (?P<line>\d{1,9}) in (?P<name>\S+)'
 )
@@ -86,14 +87,20 @@ def is_stack(text: str) -> bool:
 
 
 def _frames(text: str) -> tuple[tuple[str, str, int], ...]:
-    """Return the frames of the thread that reaches furthest into the job's own files."""
+    """Return the frames of the main thread, as it was last.
+
+    It ends with the module; where none does, it may be one that was cut.
+    """
     best: tuple[tuple[str, str, int], ...] = ()
+    cut = best
     for part in re.split(r"\n(?=Current thread|Thread )", text):
         pattern = _FRAME if 'File "' in part else _SPY_FRAME
         frames = tuple(
             (match["name"], match["file"], int(match["line"]))
             for match in pattern.finditer(part)
         )
-        if frames and frames[-1][0] == "<module>" and len(frames) > len(best):
+        if frames and frames[-1][0] == "<module>":
             best = frames
-    return best
+        elif frames and _CUT.search(part):
+            cut = frames
+    return best or cut

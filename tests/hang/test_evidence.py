@@ -264,3 +264,27 @@ def test_nobody_is_sent_to_look_for_the_exit_code_that_is_quoted(tmp_path):
     hang = diagnose_hang(folder)
     assert (hang.culprits, hang.confidence) == ((22,), "high")
     assert not any("exit code" in line for line in hang.next)
+
+
+MODULE = '  File "train.py", line 48 in <module>\n'
+
+
+def frame(name):
+    return f'  File "train.py", line 9 in {name}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (f"{{0}}{frame('old')}{MODULE}\n{{0}}{frame('new')}{MODULE}", "new (train.py:9)"),
+        (f"{{0}}{frame('deep') * 100}  ...\n", "deep (train.py:9)"),
+        (f"{{0}}{frame('inner')}{MODULE}\n{{0}}{frame('loop')}  ...\n", "inner (train.py:9)"),
+        (f"{{0}}{frame('pool')}{frame('_bootstrap')}", None),
+    ],
+)
+@pytest.mark.parametrize("name", ["", " [MainThread]"])
+def test_the_stack_of_a_rank_is_the_last_of_its_main_thread(tmp_path, text, place, name):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, age=60)
+    heading = f"Thread 0x00007f{name} (most recent call first):\n"
+    (folder / "stack_5.txt").write_text(text.format(heading))
+    assert diagnose_hang(folder).place == place

@@ -149,3 +149,14 @@ def test_files_that_are_too_many_are_counted(tmp_path, monkeypatch):
         (folder / f"notes{at}.txt").write_text("text")
     (warning,) = diagnose_hang(folder).warnings
     assert warning.startswith("2 of 5 files beside the dumps are not read")
+
+
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_a_pickle_of_an_old_protocol_is_refused_as_one(tmp_path, protocol):
+    write_dumps(tmp_path, 4, without=[0])
+    path = tmp_path / "rank_0"
+    path.write_bytes(pickle.dumps({"entries": []}, protocol))
+    with pytest.raises(
+        TraceFileError, match=r"rank_0: refused as a pickle: byte 0 is .* protocol"
+    ):
+        diagnose_hang(tmp_path)
