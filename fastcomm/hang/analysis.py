@@ -334,7 +334,7 @@ def _evidence(judge: Judge, verdict: Verdict) -> Iterator[str]:
         yield _stand(judge, rank)
         if stack := judge.evidence.stacks.get(rank):
             yield f"rank {rank} is in {stack.place}, by its stack"
-        if rank in judge.evidence.dead:
+        if rank in judge.evidence.dead and rank not in judge.job.ranks:
             yield judge.evidence.dead[rank]
         if error := judge.evidence.errors.get(rank):
             yield f"the log of rank {rank} ends with: {error}"

@@ -36,6 +36,12 @@ class PythonStack:
         return f"{name} ({Path(file).name}:{line})"
 
     @property
+    def is_in_collective(self) -> bool:
+        """Whether the innermost frame is a collective of PyTorch."""
+        name, file, _ = self.frames[0]
+        return name in _COLLECTIVES and "torch/" in file
+
+    @property
     def activity(self) -> str:
         """What the rank is in: message, collective, group, loader, or code."""
         for name, file, _ in self.frames:

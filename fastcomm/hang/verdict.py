@@ -169,6 +169,9 @@ class Judge:
             or any(line.timeout for line in self.evidence.watchdog)
         )
         why = "" if is_certain else self._doubt() or self._lateness(answer.kind)
+        if against := self._against(answer):
+            evidence = (*answer.evidence, against)
+            answer = replace(answer, confidence="low", evidence=evidence)
         if not why:
             return answer
         evidence = (*answer.evidence, why)
@@ -194,6 +197,25 @@ class Judge:
             f"the calls are open for {format_ns(max(ages))} by the times of the files; dumps "
             f"with stacks may be written {_LATEST_S} s late, {_DUMP_AGAIN}"
         )
+
+    def _against(self, answer: Verdict) -> str:
+        """Return what says that a rank is in the call that it has not made; empty without."""
+        stop = answer.stop
+        if answer.kind != "not_arrived" or stop is None or stop.number is None:
+            return ""
+        for rank in answer.culprits:
+            stack = self.evidence.stacks.get(rank)
+            if stack is not None and stack.is_in_collective:
+                name = stack.names[0]
+                return f"the stack of rank {rank} speaks against it: it is in {name} of PyTorch"
+            for line in self.evidence.watchdog:
+                is_group = (stop.group.desc or stop.group.name) in line.group
+                if line.rank == rank and is_group and line.enqueued >= stop.number:
+                    return (
+                        f"the watchdog of rank {rank} speaks against it: it enqueued "
+                        f"#{line.enqueued} ({line.place})"
+                    )
+        return ""
 
     def _lateness(self, kind: str) -> str:
         """Return why a rank in its own code may only be late; empty if it is stuck.

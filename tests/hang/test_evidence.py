@@ -288,3 +288,34 @@ def test_the_stack_of_a_rank_is_the_last_of_its_main_thread(tmp_path, text, plac
     heading = f"Thread 0x00007f{name} (most recent call first):\n"
     (folder / "stack_5.txt").write_text(text.format(heading))
     assert diagnose_hang(folder).place == place
+
+
+def test_a_stack_in_a_collective_speaks_against_a_rank_that_never_called_it(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, age=600)
+    assert diagnose_hang(folder).confidence == "high"
+    inside = '  File "torch/distributed/distributed_c10d.py", line 3 in all_reduce\n'
+    (folder / "stack_5.txt").write_text(
+        f"Thread 0x00007f (most recent call first):\n{inside}{MODULE}"
+    )
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("not_arrived", (5,), "low")
+    assert any("the stack of rank 5 speaks against it" in line for line in hang.evidence)
+
+
+def test_a_watchdog_that_enqueued_the_call_speaks_against_that_it_never_came(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, age=600)
+    (folder / "rank_5.log").write_text(
+        "[rank5]: [PG ID 1 PG GUID 2(mesh_tp) Rank 1] last enqueued NCCL work: 4, "
+        "last completed NCCL work: 3.\n"
+    )
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("not_arrived", (5,), "low")
+    assert any("the watchdog of rank 5 speaks against it" in line for line in hang.evidence)
+
+
+def test_what_says_that_a_rank_with_a_dump_is_dead_is_quoted_once(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, age=600)
+    (folder / "launcher.log").write_text("rank 5 was killed by signal 9\n")
+    lines = [one for one in diagnose_hang(folder).evidence if "killed by signal 9" in one]
+    assert len(lines) == 1
+    assert "yet there is a dump of rank 5" in lines[0]
