@@ -113,7 +113,7 @@ def diagnose_hang(
     files = _read_all(places)
     failed = files.settle(keep_going=keep_going)
     if not files.dumps:
-        names = ", ".join(map(str, places))
+        names = ", ".join(map(str, places)) or "no path"
         why = "".join(f"; {error}" for error in [*files.unread.values()][:1])
         raise TraceFileError(
             f"{names}: no dump of a flight recorder{why}; it is a pickle or JSON file a rank, "

@@ -75,3 +75,8 @@ def test_folders_too_deep_to_search_are_an_error_of_one_line(tmp_path):
     finally:
         for folder in reversed(deep):
             folder.rmdir()
+
+
+def test_no_path_at_all_is_said():
+    with pytest.raises(FastcommError, match="no path: no dump"):
+        diagnose_hang([])
