@@ -90,10 +90,10 @@ def _write(recording: RankRecording, window: ProfiledWindow) -> bool:
     try:
         place = window.place_of(recording.rank)
         _check_whole(raw)
-        kept = _compressed(recording, window) if recording.keep == "trace" else []
+        traces = _compressed(recording, window) if recording.keep == "trace" else []
         partials = _measured(recording, window, raw)
         if partials is None:
-            for path in kept:
+            for path in traces:
                 path.unlink()
             with suppress(OSError):  # other ranks have files there
                 (window.folder / PARTIALS).rmdir()
