@@ -124,6 +124,30 @@ def top_option(default: int, *, all_in_json: bool = False, **attrs: Any) -> Call
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedRows:
+    """How rows are printed: the values of `rows_options`."""
+
+    top: int | None = None
+    format_: str = "table"
+
+
+_FORMAT = _output(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "csv", "json", "markdown"]),
+    default="table",
+    not_with=("--json",),
+    help="Format to write. CSV and JSON have all rows, or those of --top.",
+)
+
+
+def rows_options(default: int) -> Callable[[F], F]:
+    """Return a decorator that adds the options of printed rows to a command, as `shown`."""
+    options = [top_option(default, all_in_json=True), _FORMAT]
+    return lambda command: with_options(options)(builds(shown=PrintedRows)(command))
+
+
 def overlay_option(**attrs: Any) -> Callable[[F], F]:
     """Return the option of a trace with the path drawn into it."""
     text = "Write a trace with the path marked (.json, .json.gz)."

@@ -1,21 +1,19 @@
 """``fastcomm kernels``."""
 
-from dataclasses import dataclass
-
 import click
 
-from fastcomm.cli.commands import OptionsCommand, option, options_of
+from fastcomm.cli.commands import OptionsCommand, options_of
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.results import (
+    PrintedRows,
     ResultFiles,
     exit_if_skipped,
     result_options,
+    rows_options,
     say_skipped,
-    top_option,
 )
 from fastcomm.cli.runs import ExecutionOptions, builds, opened_run, run_options, with_options
 from fastcomm.device_work.options import KernelOptions
-from fastcomm.option_fields import OUTPUT
 from fastcomm.options import ReadOptions
 
 _EXAMPLES = """\b
@@ -29,35 +27,17 @@ Examples:
 _ROWS = 20  # of a printed table, unless --top says otherwise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrintOptions:
-    """How the rows are printed."""
-
-    top: int | None = None
-    format_: str = "table"
-
-
 @click.command("kernels", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @with_options(options_of(KernelOptions))
-@top_option(_ROWS, all_in_json=True)
-@option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "csv", "json", "markdown"]),
-    default="table",
-    group=OUTPUT,
-    is_common=True,
-    not_with=("--json",),
-    help="Format to write. CSV and JSON have all rows, or those of --top.",
-)
-@builds(shown=PrintOptions, kernels=KernelOptions)
+@rows_options(_ROWS)
+@builds(kernels=KernelOptions)
 @run_options
 @result_options("kernels.json, and rows of all and of each rank as CSV and Parquet")
 def run(
     *,
     paths: tuple[str, ...],
-    shown: PrintOptions,
+    shown: PrintedRows,
     files: ResultFiles,
     kernels: KernelOptions,
     reading: ReadOptions,

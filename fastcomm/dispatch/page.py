@@ -273,22 +273,35 @@ def _kernels(result: ModelExchange) -> Section:
     )
 
 
-def _pairs(copies: Matrix) -> Section:
-    """Return the section on the tokens between ranks; `copies` is from ranks to ranks."""
-    chart, share = pair_chart(copies, list(range(len(copies))), "tokens", "GPU")
-    received = copies.sum(axis=0)
-    drawn = Figure(
+def _pairs_figure(
+    amounts: np.ndarray, ranks: Sequence[int], *, unit: str, title: str, term: str
+) -> Figure:
+    """Return the heat map of amounts from ranks to ranks."""
+    chart, share = pair_chart(amounts, ranks, unit, "GPU")
+    return Figure(
         name="pairs-chart",
-        title="Tokens from GPU to GPU",
+        title=title,
         alt="Heat map of sending GPUs (down) and receiving GPUs (across).",
         views=(
             FigureView(
-                label="tokens",
+                label=unit,
                 chart=chart,
                 note=f"A cell shows the largest of {share} by {share} GPUs." * (share > 1),
             ),
         ),
-        terms=("dispatch-compare.rank_pair_tokens",),
+        terms=(term,),
+    )
+
+
+def _pairs(copies: Matrix) -> Section:
+    """Return the section on the tokens between ranks; `copies` is from ranks to ranks."""
+    received = copies.sum(axis=0)
+    drawn = _pairs_figure(
+        copies,
+        list(range(len(copies))),
+        unit="tokens",
+        title="Tokens from GPU to GPU",
+        term="dispatch-compare.rank_pair_tokens",
     )
     return Section(
         name="pairs",
@@ -310,19 +323,12 @@ def _pairs(copies: Matrix) -> Section:
 def recorded(result: RunExchange) -> Page:
     """Return the page of what schedules would save of the all-to-alls of a run."""
     run = result.run
-    chart, share = pair_chart(result.sent / _MB, result.ranks, "MB", "GPU")
-    pairs = Figure(
-        name="pairs-chart",
+    pairs = _pairs_figure(
+        result.sent / _MB,
+        result.ranks,
+        unit="MB",
         title="Bytes of a step from GPU to GPU",
-        alt="Heat map of sending GPUs (down) and receiving GPUs (across).",
-        views=(
-            FigureView(
-                label="MB",
-                chart=chart,
-                note=f"A cell shows the largest of {share} by {share} GPUs." * (share > 1),
-            ),
-        ),
-        terms=("dispatch-run.rank_pair_bytes",),
+        term="dispatch-run.rank_pair_bytes",
     )
     fullest = pages.fact("dispatch-run.fullest_rank", result.fullest, pages.times)
     return Page(

@@ -2,24 +2,23 @@
 
 import sys
 from collections.abc import Callable, Container
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from fastcomm.cli.commands import OptionsCommand, option, options_of
+from fastcomm.cli.commands import OptionsCommand, options_of
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.results import (
+    PrintedRows,
     ResultFiles,
     exit_if_skipped,
     print_json,
     result_options,
+    rows_options,
     say_skipped,
-    top_option,
 )
 from fastcomm.cli.runs import ExecutionOptions, builds, opened_run, run_options, with_options
 from fastcomm.errors import ConfigError
-from fastcomm.option_fields import OUTPUT
 from fastcomm.options import ReadOptions
 from fastcomm.sql.options import SqlOptions
 
@@ -39,30 +38,12 @@ _ROWS = 40  # of a printed table, unless --top says otherwise
 _MOST_LETTERS = 1 << 20  # of standard input
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrintedRows:
-    """How the rows of a query are printed."""
-
-    top: int | None = None
-    format_: str = "table"
-
-
 @click.command("sql", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("path", metavar="PATH")
 @click.argument("query", required=False, metavar="[QUERY]")
-@top_option(_ROWS, all_in_json=True)
-@option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "csv", "json", "markdown"]),
-    default="table",
-    group=OUTPUT,
-    is_common=True,
-    not_with=("--json",),
-    help="Format to write. CSV and JSON have all rows, or those of --top.",
-)
+@rows_options(_ROWS)
 @with_options(options_of(SqlOptions))
-@builds(shown=PrintedRows, limits=SqlOptions)
+@builds(limits=SqlOptions)
 @run_options
 @result_options("query.json, and all rows as CSV and Parquet", html=False)
 def run(
