@@ -6,8 +6,8 @@ its threads are steps, streams, and the communication of each stream. A wait is 
 its collective or message, and an arrow comes from the member that arrived last.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 
 from fastcomm import preparation
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.executors.executor import OpenedRun, Task, of_each
+from fastcomm.executors.executor import OpenedRun, of_each
 from fastcomm.formats.perfetto.ranks import SUFFIXES
-from fastcomm.metrics import partial as metrics_partial
 from fastcomm.metrics.across import expected_members
+from fastcomm.metrics.agreement import Agreement, gather_alike
 from fastcomm.metrics.computation import material_of
 from fastcomm.metrics.matching import MESSAGE_COLUMNS, AlignedEvents, Share
-from fastcomm.metrics.partial import Partial, divided_tags, without_device_clock
+from fastcomm.metrics.partial import Partial
 from fastcomm.process import temporary_folder
 from fastcomm.ranks.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.ranks.clocks import offset_by_row
@@ -94,12 +94,11 @@ class _Plan:
     stop: Ints
     zero: Ints  # by rank: the moment on its clock that is time 0
     is_far: Flags  # by rank: whether its clock cannot be compared
-    by_host: bool  # whether steps are by the host's marks
     skipped: tuple[SkippedRank, ...]
     warnings: tuple[str, ...]
+    agreement: Agreement
     arrows: int = 0
     pieces: tuple[Piece, ...] = ()  # waits and arrows
-    group_tags: GroupTags = field(default_factory=dict)  # where ranks alone would differ
 
     @property
     def origin(self) -> int:
@@ -147,7 +146,7 @@ def convert(run: OpenedRun, target: Path, steps: Sequence[int] | None = None) ->
     with temporary_folder(target.parent) as folder:
         output = _TimelineFile(folder=folder, target=target)
         finish = partial(_planned, only=only, output=output)
-        plan = _gathered(run, finish, only)
+        plan = gather_alike(run, partial(_measured, only=only), finish)
         write = partial(_write, plan=replace(plan, pieces=()), output=output)
         written, skipped = run.only(plan.ranks.tolist()).gather(of_each(write))
         in_order = sorted(written, key=lambda part: part.rank)
@@ -163,29 +162,11 @@ def convert(run: OpenedRun, target: Path, steps: Sequence[int] | None = None) ->
     )
 
 
-_Finish = Callable[[Partial, Sequence[SkippedRank], Spread], _Plan | None]
-
-
-def _gathered(run: OpenedRun, finish: _Finish, only: frozenset[int] | None) -> _Plan:
-    """Read communication and steps, by the host's marks if some rank has only those."""
-    for by_host in (False, True):
-        task = Task(
-            measure=partial(_measured, only=only, by_host=by_host),
-            merge=metrics_partial.merge,
-            finish=finish,
-            spill=metrics_partial.spill,
-            content="metrics",
-            takes_many=True,
-        )
-        plan = run.gather(task)
-        if plan is not None:
-            return replace(plan, by_host=by_host)
-    raise AssertionError("steps by the host's marks are on one clock")
-
-
-def _measured(*traces: Trace, only: frozenset[int] | None, by_host: bool) -> Partial:
+def _measured(
+    *traces: Trace, only: frozenset[int] | None, by_host: bool, group_tags: GroupTags
+) -> Partial:
     """Return the partial result of ranks; events have the thread that they are drawn on."""
-    part = Partial.of(*traces, only=only, by_host=by_host)
+    part = Partial.of(*traces, only=only, by_host=by_host, group_tags=group_tags)
     rank, thread = part.events["rank"].to_numpy(), np.empty(part.events.num_rows, np.int64)
     for trace in traces:
         if "times" in trace.meta.missing_data:
@@ -228,13 +209,12 @@ def _planned(
     whole: Partial,
     skipped: Sequence[SkippedRank],
     spread: Spread,
+    agreement: Agreement,
     *,
     only: frozenset[int] | None,
     output: _TimelineFile,
-) -> _Plan | None:
-    """Align the clocks and write waits and arrows; None if steps are on different clocks."""
-    if without_device_clock(whole.notes):
-        return None
+) -> _Plan:
+    """Align the clocks, and write waits and arrows."""
     _check_steps(whole, only)
     material = material_of(whole)
     aligned = AlignedEvents.of(
@@ -243,7 +223,7 @@ def _planned(
         is_host_run=material.is_host_run,
         job=expected_members(material),
     )
-    plan = replace(_clocks(whole, aligned, skipped), group_tags=divided_tags(whole))
+    plan = _clocks(whole, aligned, skipped, agreement)
     draw = partial(_draw, aligned=aligned, plan=plan, output=output)
     drawn = spread(draw, list(enumerate(aligned.shares())))
     return replace(
@@ -263,7 +243,12 @@ def _check_steps(whole: Partial, only: frozenset[int] | None) -> None:
         raise FastcommError("no rank has a step, and only the work of steps is drawn")
 
 
-def _clocks(whole: Partial, aligned: AlignedEvents, skipped: Sequence[SkippedRank]) -> _Plan:
+def _clocks(
+    whole: Partial,
+    aligned: AlignedEvents,
+    skipped: Sequence[SkippedRank],
+    agreement: Agreement,
+) -> _Plan:
     """Return when the steps of each rank begin and end, and time 0 of each."""
     rank, begin, stop = (
         whole.iterations[name].to_numpy() for name in ("rank", "start_ns", "stop_ns")
@@ -285,9 +270,9 @@ def _clocks(whole: Partial, aligned: AlignedEvents, skipped: Sequence[SkippedRan
         stop=last,
         zero=zero,
         is_far=is_far,
-        by_host=False,
         skipped=tuple(skipped),
         warnings=tuple(warnings),
+        agreement=agreement,
     )
 
 
@@ -330,7 +315,7 @@ def _waits(matched: MatchedEvents, is_far: Flags) -> tuple[Ints, Ints, Ints]:
 
 def _write(trace: Trace, *, plan: _Plan, output: _TimelineFile) -> _Written:
     """Write the work of a rank in the chosen steps."""
-    trace = with_tags(trace, plan.group_tags)
+    trace = with_tags(trace, plan.agreement.group_tags)
     rank = trace.meta.rank
     place = int(plan.place(np.array([rank]))[0])
     begin, stop, zero = (int(times[place]) for times in (plan.begin, plan.stop, plan.zero))
@@ -338,7 +323,7 @@ def _write(trace: Trace, *, plan: _Plan, output: _TimelineFile) -> _Written:
     columns = take(columns, (columns["start"] >= begin) & (columns["start"] < stop))
     heads, head = _heads(trace, columns)
     start = columns["start"] - zero
-    steps = (trace if plan.by_host else trace.on_device_clock()).iterations
+    steps = (trace if plan.agreement.by_host else trace.on_device_clock()).iterations
     steps = steps.filter(
         pc.and_(pc.greater_equal(steps["start"], begin), pc.less_equal(steps["stop"], stop))
     )

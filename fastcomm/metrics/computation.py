@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from fastcomm import preparation
 from fastcomm.errors import ConfigError
-from fastcomm.executors.executor import OpenedRun, Task
+from fastcomm.executors.executor import OpenedRun
 from fastcomm.formats.runs import missing as missing_ranks
 from fastcomm.formats.runs import with_world
 from fastcomm.hardware.clusters import load_node
@@ -20,6 +20,7 @@ from fastcomm.idle import totals
 from fastcomm.idle.totals import IdleName
 from fastcomm.metrics import gaps, spill_files, traffic
 from fastcomm.metrics.across import Across, Material, across, clock_warnings, matching_warnings
+from fastcomm.metrics.agreement import Agreement, gather_alike
 from fastcomm.metrics.breakdown import (
     Breakdown,
     IterationTimes,
@@ -54,15 +55,12 @@ from fastcomm.metrics.partial import (
     Partial,
     RankNote,
     described,
-    divided_tags,
     iteration_clock,
     merge,
     missing_data,
     note_warnings,
-    spill,
     tag_warnings,
     with_steps,
-    without_device_clock,
 )
 from fastcomm.metrics.partial_files import RankPartials
 from fastcomm.metrics.rank_pairs import rank_pairs
@@ -448,7 +446,12 @@ def compute_metrics(run: OpenedRun, options: MetricsOptions | None = None) -> Me
     """
     options = options or MetricsOptions()
     run.compile(preparation.compile_kernels)
-    measured = _measured(run, _question(run, options))
+    measure = partial(
+        Partial.of,
+        byte_kind=options.bytes,
+        only=None if options.steps is None else frozenset(options.steps),
+    )
+    measured = gather_alike(run, measure, _question(run, options).answer)
     measured = replace(measured, tokens_per_step=options.tokens_per_step)
     if not options.flops:
         return measured
@@ -498,13 +501,12 @@ def of_partials(
     present = sorted({*numbers, *(note.rank for note in notes)})
     run = replace(run, warnings=tuple(missing_ranks(present, run.world_size)))
     question = replace(_question(run, options), only=None)
-    result = question.answer(merge([part.device for part in partials]), skipped, one_by_one)
-    if not isinstance(result, Metrics):
-        # Without traces, operations keep the tags that their rank gave them.
-        question = replace(question, of_all=replace(result, group_tags={}))
-        own = [part.host if result.by_host else part.device for part in partials]
-        result = question.answer(merge(own), skipped, one_by_one)
-    assert isinstance(result, Metrics)
+    whole = merge([part.device for part in partials])
+    # Without traces, operations keep the tags that their rank gave them.
+    agreement = replace(Agreement.of(whole), group_tags={})
+    if agreement.by_host:
+        whole = merge([part.host for part in partials])
+    result = question.answer(whole, skipped, one_by_one, agreement)
     return replace(result, tokens_per_step=options.tokens_per_step)
 
 
@@ -540,50 +542,9 @@ def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:
     )
 
 
-def _measured(run: OpenedRun, question: "_Question") -> Metrics:
-    """Measure a run, and once more with what only all ranks together tell."""
-    result = run.gather(_task(question))
-    if isinstance(result, Metrics):
-        return result
-    # A rank alone cannot know whether all others have launches, and what they call a group:
-    # most often they do, and call it the same.
-    second = run.gather(_task(replace(question, of_all=result)))
-    assert isinstance(second, Metrics)
-    return second
-
-
-def _task(question: "_Question") -> "Task[Partial, Metrics | _OfAll]":
-    of_all = question.of_all or _OfAll()
-    return Task(
-        measure=partial(
-            Partial.of,
-            byte_kind=question.byte_kind,
-            only=question.only,
-            by_host=bool(of_all.by_host),
-            group_tags=of_all.group_tags,
-        ),
-        merge=merge,
-        finish=question.answer,
-        spill=spill,
-        content="metrics",
-        takes_many=True,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfAll:
-    """What only all ranks together tell, and each is measured by."""
-
-    by_host: tuple[int, ...] = ()  # ranks that force all iterations to be by the host's marks
-    group_tags: GroupTags = field(default_factory=dict)  # where ranks guessed differently
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """Options and facts of a run that metrics need besides the partial results of its ranks.
-
-    `of_all` is None before all ranks were measured.
-    """
+    """Options and facts of a run that metrics need besides the partial results of its ranks."""
 
     byte_kind: ByteKind
     link: float | None
@@ -594,34 +555,29 @@ class _Question:
     clock_alignment: ClockAlignment
     with_tables: bool
     node_facts: NodeFacts
-    of_all: _OfAll | None = None
 
     def answer(
-        self, whole: Partial, skipped: Sequence[SkippedRank], spread: Spread
-    ) -> Metrics | _OfAll:
-        """Return the metrics from the merged partial result of all ranks.
-
-        If iterations of ranks are on different clocks, all are taken on the host clock; if
-        ranks have different parallelisms of one group, all are measured with one.
-        """
-        if self.of_all is None:
-            apart, tags = without_device_clock(whole.notes), divided_tags(whole)
-            if apart or tags:
-                return _OfAll(by_host=apart, group_tags=tags)
+        self,
+        whole: Partial,
+        skipped: Sequence[SkippedRank],
+        spread: Spread,
+        agreement: Agreement,
+    ) -> Metrics:
+        """Return the metrics from the merged partial result of all ranks, which agree."""
         if self.only is not None:
             self._check_steps(whole)
         return compute(
             whole,
             byte_kind=self.byte_kind,
             link=self.link,
-            warnings=self._warnings(whole.notes),
+            warnings=self._warnings(whole.notes, agreement.by_host),
             world_size=self.world_size,
             skipped=sorted(skipped, key=lambda skipped: skipped.path),
             clock_alignment=self.clock_alignment,
             spread=spread,
             with_tables=self.with_tables,
             node_facts=self.node_facts,
-            group_tags=self.of_all.group_tags if self.of_all else None,
+            group_tags=agreement.group_tags,
         )
 
     def _check_steps(self, whole: Partial) -> None:
@@ -634,7 +590,7 @@ class _Question:
                 f"no step {ranges(sorted(missing))}; the run has {' or '.join(numbers)}"
             )
 
-    def _warnings(self, notes: Sequence[RankNote]) -> tuple[str, ...]:
+    def _warnings(self, notes: Sequence[RankNote], by_host: Sequence[int]) -> tuple[str, ...]:
         """Return the warnings of the run, with the world size that its ranks state."""
         # A file that is alone says its rank with its world.
         ranks = (
@@ -644,10 +600,10 @@ class _Question:
         )
         world = agreed_size((note.rank, note.world_size) for note in notes)
         warnings = with_world(self.warnings, ranks, world)
-        if self.of_all is None or not self.of_all.by_host:
+        if not by_host:
             return warnings
         return (
             *warnings,
             "the iterations of all ranks are by the host's marks, because rank "
-            f"{ranges(self.of_all.by_host)} cannot be on the device's clock",
+            f"{ranges(by_host)} cannot be on the device's clock",
         )

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import preparation
-from fastcomm.executors.executor import OpenedRun, Task
-from fastcomm.metrics import partial as metrics_partial
+from fastcomm.executors.executor import OpenedRun
 from fastcomm.metrics.across import expected_members
+from fastcomm.metrics.agreement import Agreement, gather_alike
 from fastcomm.metrics.computation import material_of
 from fastcomm.metrics.matching import AlignedEvents, Share
-from fastcomm.metrics.partial import Partial, with_steps, without_device_clock
+from fastcomm.metrics.partial import Partial, with_steps
 from fastcomm.ranks.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.sql.views import COLLECTIVES
 from fastcomm.trace.parallelisms import TAGS
@@ -45,25 +45,13 @@ def matched_collectives(run: OpenedRun) -> pa.Table:
 
     """
     run.compile(preparation.compile_kernels)
-    for by_host in (False, True):
-        task: Task[Partial, pa.Table | None] = Task(
-            measure=partial(Partial.of, by_host=by_host),
-            merge=metrics_partial.merge,
-            finish=_finished,
-            spill=metrics_partial.spill,
-            content="metrics",
-            takes_many=True,
-        )
-        table = run.gather(task)
-        if table is not None:
-            return table
-    raise AssertionError("steps by the host's marks are on one clock")
+    return gather_alike(run, Partial.of, _finished)
 
 
-def _finished(whole: Partial, _: Sequence[SkippedRank], spread: Spread) -> pa.Table | None:
-    """Return the matched collectives of all ranks; None if steps are on different clocks."""
-    if without_device_clock(whole.notes):
-        return None
+def _finished(
+    whole: Partial, _: Sequence[SkippedRank], spread: Spread, __: Agreement
+) -> pa.Table:
+    """Return the matched collectives of all ranks, which have agreed."""
     material = material_of(with_steps(whole))
     aligned = AlignedEvents.of(
         material.batches,

@@ -4,7 +4,7 @@ Columns that a store has are read from it alone; others follow from the whole tr
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from fastcomm.device_work.attribution import Work, absent_name
 from fastcomm.device_work.options import KernelKey
 from fastcomm.formats.store.writer import stored_rows
+from fastcomm.ranks.group_tags import GroupTags, with_tags
 from fastcomm.sql.views import EVENTS
 from fastcomm.trace.run import Content, Source
 from fastcomm.trace.schema import KIND
@@ -38,6 +39,7 @@ _LABELS: Mapping[str, KernelKey] = {
     "annotation": "annotation",
     "pass": "pass",
 }
+_TAGS = frozenset(("tag", "tag_source"))
 _DERIVED = frozenset(("step", "launch", *_LABELS))
 # Columns that a trace has only if all of its events are read.
 _OF_ALL = _DERIVED | {"event", "copy_bytes", "input_shapes", "input_types"}
@@ -52,6 +54,12 @@ class EventScan:
     needed: tuple[str, ...]  # these, and those of the condition
     condition: Any | None = None  # an expression of pyarrow
     kinds: frozenset[str] = frozenset(KIND)  # of events that may meet the condition
+    group_tags: GroupTags = field(default_factory=dict)  # where a rank alone would differ
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether the query touches parallelisms, on which all ranks of a group agree."""
+        return not _TAGS.isdisjoint(self.needed)
 
     @property
     def content(self) -> Content:
@@ -69,7 +77,11 @@ class EventScan:
 
         Raises `FastcommError` if the file cannot be read.
         """
-        if source.column_reader is None or not _DERIVED.isdisjoint(self.needed):
+        if (
+            source.column_reader is None
+            or self.group_tags
+            or not _DERIVED.isdisjoint(self.needed)
+        ):
             return None
         names = [stored for name in self.needed for stored in _STORED.get(name, (name,))]
         kinds: Collection[str] | None = self.kinds if self.kinds < frozenset(KIND) else None
@@ -78,6 +90,7 @@ class EventScan:
 
     def of_trace(self, trace: Trace) -> pa.Table:
         """Return the rows of a trace. Raises `SchemaError` if it contradicts itself."""
+        trace = with_tags(trace, self.group_tags)
         return self._chosen(stored_rows(trace), _derived(trace, self.needed))
 
     def _chosen(self, rows: pa.Table, derived: Mapping[str, pa.Array]) -> pa.Table:

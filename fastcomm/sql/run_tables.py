@@ -6,6 +6,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from fastcomm import preparation
 from fastcomm.comparison.result import metrics_document, scalars
 from fastcomm.device_work.analysis import sum_kernels
 from fastcomm.device_work.result import Kernels
@@ -20,6 +21,7 @@ from fastcomm.executors.executor import (
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.metrics.result import Metrics
+from fastcomm.ranks.group_tags import GroupTags, agreed, tagged_ops
 from fastcomm.sql.collectives import matched_collectives
 from fastcomm.sql.events import EventScan
 from fastcomm.sql.result import ViewRead
@@ -79,6 +81,14 @@ class RunTables:
     def collectives(self) -> pa.Table:
         """The matched collectives."""
         return matched_collectives(self.run)
+
+    @cached_property
+    def group_tags(self) -> GroupTags:
+        """The parallelisms on which ranks agree, where one alone would differ."""
+        self.run.compile(preparation.compile_kernels)
+        tables, skipped = self.run.gather(of_each(tagged_ops))
+        self._unread.update((rank.path, rank) for rank in skipped)
+        return agreed(pa.concat_tables(tables))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -173,6 +183,9 @@ class RunTables:
         Raises `FastcommError` if a rank cannot be read, unless the run goes on without.
         """
         ranks = log.note(EVENTS.name, scan.needed)
+        if scan.has_tags:
+            scan = replace(scan, group_tags=self.group_tags)
+            ranks.update(self.run.ranks)
         tables, whole = [], []
         for source in sources:
             try:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from builders import kineto_text as k
+from builders.commands import invoke
 from builders.opened import open_run
 
 import fastcomm
@@ -112,3 +113,32 @@ def test_timelines_draw_the_parallelism_of_the_group(tmp_path):
     drawn = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     categories = {event["cat"] for event in drawn if event["ph"] == "X"}
     assert categories == {"compute", "DP", "step"}
+
+
+@pytest.mark.parametrize("kind", ["traces", "store"])
+@pytest.mark.parametrize(("computing", "exchanging"), [((0,), ()), ((0, 1), (1,))])
+def test_queries_have_the_parallelism_of_the_metrics(tmp_path, kind, computing, exchanging):
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    run(traces, computing, exchanging=exchanging)
+    invoke("ingest", traces, "-o", tmp_path / "store")
+    opened = fastcomm.open(tmp_path / kind)
+    groups = opened.metrics().tables["group_tags"].to_pylist()
+    tags = {row["description"]: row["tag"] for row in groups}
+    assert set(tags.values()) == ({"EP", "OTHER"} if exchanging else {"DP"})
+    matched = opened.sql("select group_name, tag from collectives").rows()
+    assert {row["group_name"]: row["tag"] for row in matched} == tags
+    events = opened.sql("select stream, tag from events where op = 'AllReduce'").rows()
+    by_stream = {(row["stream"], row["tag"]) for row in events}
+    assert by_stream == {(20, tags["default_pg"])} | {
+        (22, tags[name]) for name in tags if "ep" in name
+    }
+
+
+def test_a_query_reads_all_ranks_for_what_a_group_is(tmp_path):
+    opened = fastcomm.open(run(tmp_path, (0,)))
+    (alone,) = opened.sql("select op from events where rank = 1").reads
+    assert alone.ranks == (1,)
+    result = opened.sql("select distinct tag from events where rank = 1 and op is not null")
+    assert result.reads[0].ranks == (0, 1)
+    assert result.rows() == [{"tag": "DP"}]
