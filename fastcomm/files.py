@@ -278,6 +278,30 @@ def _system_devices() -> frozenset[int]:
     return frozenset(folder.stat().st_dev for folder in folders if folder.is_mount())
 
 
+@cache
+def fast_gzip() -> Any:
+    """Return the module that writes gzip: isal's, or the standard library's without a wheel."""
+    try:
+        from isal import igzip
+    except ImportError:
+        import gzip
+
+        return gzip
+    return igzip
+
+
+@cache
+def fast_zlib() -> Any:
+    """Return the module that inflates, deflates and sums up; see `fast_gzip`."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        import zlib
+
+        return zlib
+    return isal_zlib
+
+
 def check(path: Path) -> None:
     """Raise `OSError` for a local path that is no regular file, before a library opens it."""
     if is_local(path):

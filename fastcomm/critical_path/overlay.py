@@ -4,7 +4,6 @@ The JSON text is copied in slices: the bytes of unmarked events do not change. A
 drawn as a new trace, which has the events of a step before and after its edits.
 """
 
-import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import pyarrow as pa
 from fastcomm.critical_path.result import CriticalPath, WhatIf
 from fastcomm.critical_path.rules import TYPES
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
-from fastcomm.files import aside, is_local, place, refuse_inputs
+from fastcomm.files import aside, fast_gzip, is_local, place, refuse_inputs
 from fastcomm.formats.kineto.ranks import SUFFIXES
 from fastcomm.formats.stream import UnreadBytesError, blocks
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
@@ -41,12 +40,6 @@ from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_text
 from fastcomm_kernels._llvm import PADDING
 from fastcomm_kernels.arrays import NONE, Flags, Ints, Numbers
-
-_engine: Any
-try:
-    from isal import igzip as _engine
-except ImportError:  # no wheel for this platform
-    _engine = gzip
 
 _ARGS = re.compile(rb'"args"\s*:\s*\{\s*(\}?)')
 _DRAWN = ("dependency", "launch", "sync", "inferred")
@@ -113,7 +106,7 @@ def redrawn(trace: Trace, path: CriticalPath, drawing: Drawing) -> Iterator[byte
 def _opened(path: Path, *, compressed: bool) -> BinaryIO:
     """Open a file for writing, through gzip if `compressed`."""
     file: BinaryIO = (
-        _engine.open(path, "wb", compresslevel=1) if compressed else path.open("wb")
+        fast_gzip().open(path, "wb", compresslevel=1) if compressed else path.open("wb")
     )
     return file
 

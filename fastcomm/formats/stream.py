@@ -11,24 +11,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.files import Limits, opened
+from fastcomm.files import Limits, fast_zlib, opened
 from fastcomm_kernels._llvm import PADDING
 
-_engine: Any
-
-
-try:
-    from isal import isal_zlib as _engine
-except ImportError:  # no wheel for this platform: the standard library is half as fast
-    _engine = zlib
-
-
+_engine = fast_zlib()
 BLOCK = 1 << 20
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"

@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.files import aside
+from fastcomm.files import aside, fast_gzip
 from fastcomm.process import safe_children
 from fastcomm.synthetic import kineto, play
 from fastcomm.synthetic.catalog import KERNELS, group_count, groups, host_args
@@ -226,12 +226,6 @@ def _digits(values: Ints, width: int) -> ByteArray:
     return text
 
 
-try:
-    from isal import igzip as gzip
-except ImportError:  # no wheel for this machine
-    import gzip  # type: ignore[no-redef]
-
-
 LEVEL = 1
 
 
@@ -340,7 +334,7 @@ def _aside(path: Path, *, compress: bool) -> Iterator[BinaryIO]:
     with aside(path) as unfinished, unfinished.open("wb") as raw:
         if compress:
             # Neither name nor time in the header: equal jobs give equal bytes.
-            zipped = gzip.GzipFile("", "wb", LEVEL, raw, mtime=0)  # type: ignore[no-untyped-call]
+            zipped = fast_gzip().GzipFile("", "wb", LEVEL, raw, mtime=0)
             with zipped as file:
                 yield cast("BinaryIO", file)
         else:

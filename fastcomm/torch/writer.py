@@ -4,7 +4,6 @@ It reads a `RankRecording` as JSON from standard input. The trace appears under 
 is whole; then the rank is measured; and rank 0 waits for the others and reports.
 """
 
-import gzip
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from typing import Any
 from rich.markup import escape
 
 from fastcomm.errors import FastcommError, inert
-from fastcomm.files import aside
+from fastcomm.files import aside, fast_gzip
 from fastcomm.formats.detection import PARTIALS
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.metrics.partial_files import RankPartials, write
@@ -26,12 +25,6 @@ from fastcomm.preparation import compile_kernels, open_traces
 from fastcomm.process import temporary_folder
 from fastcomm.torch.handler import RankRecording
 from fastcomm.watch.windows import ProfiledWindow
-
-_engine: Any
-try:
-    from isal import igzip as _engine
-except ImportError:  # no wheel for this platform
-    _engine = gzip
 
 _LEVEL = 1  # of compression: traces are large, and their text repeats itself
 _BLOCK = 1 << 20
@@ -138,7 +131,7 @@ def _compress(raw: Path, path: Path) -> None:
     with (
         aside(path) as unfinished,
         raw.open("rb") as source,
-        _engine.open(unfinished, "wb", compresslevel=_LEVEL) as target,
+        fast_gzip().open(unfinished, "wb", compresslevel=_LEVEL) as target,
     ):
         shutil.copyfileobj(source, target, _BLOCK)
 

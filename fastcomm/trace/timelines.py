@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.files import aside
+from fastcomm.files import aside, fast_zlib
 from fastcomm.trace.columns import alike
 from fastcomm_kernels.arrays import Ints
 
@@ -31,7 +31,7 @@ Characters = NDArray[np.void]  # of equal length, a number each
 _DIGITS = 4  # of a number that one look-up formats
 _BASE = 10**_DIGITS
 _DECIMALS = np.array([f".{number:03}".encode() for number in range(1000)]).view(np.uint32)
-_zlib: Any
+_zlib = fast_zlib()
 # Of a gzip file: deflate, no name, no time, unknown system; and its empty last block.
 _GZIP_HEAD, _DEFLATE_END = b"\x1f\x8b\x08\0\0\0\0\0\0\xff", b"\x03\0"
 _CRC = 0xEDB88320  # polynomial of gzip's checksum, reversed
@@ -304,12 +304,6 @@ class ChromeTimeline:
     def end(self, pid: int) -> bytes:
         """Return what a file ends with: a line of a process, without a comma."""
         return order_line(pid, pid).rstrip(b",\n") + b"\n]}\n"
-
-
-try:
-    from isal import isal_zlib as _zlib
-except ImportError:  # no wheel for this platform
-    import zlib as _zlib
 
 
 def is_compressed(target: Path) -> bool:
