@@ -21,7 +21,6 @@ from fastcomm.show.charts import (
     RowMarks,
     coarsened,
     line_look,
-    pair_chart,
     row_bars,
     row_tips,
 )
@@ -273,33 +272,14 @@ def _kernels(result: ModelExchange) -> Section:
     )
 
 
-def _pairs_figure(
-    amounts: np.ndarray, ranks: Sequence[int], *, unit: str, title: str, term: str
-) -> Figure:
-    """Return the heat map of amounts from ranks to ranks."""
-    chart, share = pair_chart(amounts, ranks, unit, "GPU")
-    return Figure(
-        name="pairs-chart",
-        title=title,
-        alt="Heat map of sending GPUs (down) and receiving GPUs (across).",
-        views=(
-            FigureView(
-                label=unit,
-                chart=chart,
-                note=f"A cell shows the largest of {share} by {share} GPUs." * (share > 1),
-            ),
-        ),
-        terms=(term,),
-    )
-
-
 def _pairs(copies: Matrix) -> Section:
     """Return the section on the tokens between ranks; `copies` is from ranks to ranks."""
     received = copies.sum(axis=0)
-    drawn = _pairs_figure(
+    drawn = pages.pairs_figure(
         copies,
         list(range(len(copies))),
         unit="tokens",
+        noun="GPU",
         title="Tokens from GPU to GPU",
         term="dispatch-compare.rank_pair_tokens",
     )
@@ -323,10 +303,11 @@ def _pairs(copies: Matrix) -> Section:
 def recorded(result: RunExchange) -> Page:
     """Return the page of what schedules would save of the all-to-alls of a run."""
     run = result.run
-    pairs = _pairs_figure(
+    pairs = pages.pairs_figure(
         result.sent / _MB,
         result.ranks,
         unit="MB",
+        noun="GPU",
         title="Bytes of a step from GPU to GPU",
         term="dispatch-run.rank_pair_bytes",
     )

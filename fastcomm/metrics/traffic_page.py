@@ -20,7 +20,6 @@ from fastcomm.show.charts import (
     LineChart,
     Part,
     linear,
-    pair_chart,
     row_bars,
     row_tips,
     tick,
@@ -29,7 +28,6 @@ from fastcomm.show.pages import (
     Block,
     Fact,
     Figure,
-    FigureView,
     Missing,
     PageTable,
     Section,
@@ -130,7 +128,6 @@ def pairs_section(metrics: Metrics) -> Section | None:
     if pairs.unknown is not None:
         return unknown_section(name, title, "Bytes of pairs are", chart_title, pairs.unknown)
     grid, ranks = metrics.pair_matrix
-    chart, share = pair_chart(grid / _MB, ranks, "MB", unit)
     lead: Sentence = (
         f"{unit[0].upper()}{unit[1:]} {pairs.fullest_rank} receives the most in all-to-alls: ",
         pages.fact(
@@ -142,25 +139,21 @@ def pairs_section(metrics: Metrics) -> Section | None:
         " the mean.",
     )
     without = pairs.events_without_splits
-    notes = (
-        f"A cell shows the largest of {share} by {share} {unit}s." if share > 1 else "",
-        f"{pages.many(without, 'all-to-all')} without splits are not in it." if without else "",
+    note = f"{pages.many(without, 'all-to-all')} without splits are not in it."
+    drawn = pages.pairs_figure(
+        grid / _MB,
+        ranks,
+        unit="MB",
+        noun=unit,
+        title=chart_title,
+        term="metrics.rank_pairs.pairs.bytes_per_step",
+        note=note if without else "",
     )
     return Section(
         name=name,
         title=title,
         lead=lead,
-        blocks=(
-            Figure(
-                name="pairs-chart",
-                title=chart_title,
-                alt="Heat map of senders (down) and receivers (across), MB per step.",
-                views=(
-                    FigureView(label="MB", chart=chart, note=" ".join(filter(None, notes))),
-                ),
-                terms=("metrics.rank_pairs.pairs.bytes_per_step",),
-            ),
-        ),
+        blocks=(drawn,),
         pitfall="These are the bytes that calls of all-to-alls pass to the library, by their "
         "recorded splits; what a rank sends to itself stays there. The load of single experts "
         "is in no trace: what a rank receives is that of all its experts together.",

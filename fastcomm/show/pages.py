@@ -25,12 +25,13 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 from fastcomm import units
 from fastcomm.errors import FastcommError, inert
 from fastcomm.show import files
-from fastcomm.show.charts import MINUS, THIN, Chart
+from fastcomm.show.charts import MINUS, THIN, Chart, pair_chart
 from fastcomm.show.definitions import Definition, definition
 from fastcomm.show.draw import draw
 from fastcomm.show.svg import patterns, style_of_looks
@@ -416,6 +417,48 @@ def figure(
     view = FigureView(label="All", chart=chart, note=chart_note)
     return Figure(
         name=name, title=title, alt=alt, views=(view,), terms=terms, note=note, table=table
+    )
+
+
+def pairs_figure(
+    amounts: np.ndarray,
+    ranks: Sequence[int],
+    *,
+    unit: str,
+    noun: str,
+    title: str,
+    term: str,
+    note: str = "",
+) -> Figure:
+    """Return the heat map of what ranks send to ranks.
+
+    Parameters
+    ----------
+    amounts
+        From each rank (row) to each rank (column).
+    ranks
+        Numbers of the ranks.
+    unit
+        Of the amounts.
+    noun
+        What a rank is.
+    title
+        Title of the figure.
+    term
+        Key of the amounts' definition.
+    note
+        What the figure leaves out.
+
+    """
+    chart, share = pair_chart(amounts, ranks, unit, noun)
+    coarse = f"A cell shows the largest of {share} by {share} {noun}s." if share > 1 else ""
+    view = FigureView(label=unit, chart=chart, note=" ".join(filter(None, (coarse, note))))
+    return Figure(
+        name="pairs-chart",
+        title=title,
+        alt=f"Heat map of sending {noun}s (down) and receiving {noun}s (across), {unit}.",
+        views=(view,),
+        terms=(term,),
     )
 
 
