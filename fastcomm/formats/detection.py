@@ -301,7 +301,9 @@ class _Sorting:
                 self.unknown += self.by_format.pop(name, [])
 
 
-PARTIALS = ".partials"  # directory of partial results in one of `fastcomm.torch`
+def partials_folder(window: Path) -> Path:
+    """Return the directory of partial results in the directory of a profiled window."""
+    return window / ".partials"
 
 
 def _sorted(paths: Sequence[str | Path], search: Search, config: Config) -> _Sorting:
@@ -335,7 +337,7 @@ def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
     if sorting.packed:
         return next(iter(sorting.packed.values()))
     where = ", ".join(map(str, paths))
-    if any((Path(path) / PARTIALS).is_dir() for path in paths):
+    if any(partials_folder(Path(path)).is_dir() for path in paths):
         return (
             f"{where}: the partial results of a profiled window, without its traces: they have "
             "what `fastcomm metrics` and `fastcomm watch` print; other commands need traces "

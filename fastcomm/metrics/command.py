@@ -120,15 +120,11 @@ def _measured(
     execution: ExecutionOptions,
 ) -> "Metrics":
     """Measure traces, or a profiled window whose traces were not kept."""
-    from fastcomm.formats.detection import PARTIALS
     from fastcomm.metrics.computation import compute_metrics
+    from fastcomm.watch.windows import ProfiledWindow
 
-    if len(paths) == 1 and (Path(paths[0]) / PARTIALS).is_dir():
-        from fastcomm.watch.windows import ProfiledWindow
-
-        window = ProfiledWindow.of(Path(paths[0]))
-        if window is not None and not window.has_traces:
-            window.check_options(options, reading)
-            return window.metrics(options)
+    if (window := ProfiledWindow.without_traces(paths)) is not None:
+        window.check_options(options, reading)
+        return window.metrics(options)
     with opened_run(paths, reading, execution) as run:
         return compute_metrics(run, options)

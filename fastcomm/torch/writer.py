@@ -16,7 +16,6 @@ from rich.markup import escape
 
 from fastcomm.errors import FastcommError, inert
 from fastcomm.files import aside, fast_gzip
-from fastcomm.formats.detection import PARTIALS
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.metrics.partial_files import RankPartials, write
 from fastcomm.option_fields import build, field_infos
@@ -89,7 +88,7 @@ def _write(recording: RankRecording, window: ProfiledWindow) -> bool:
             for path in traces:
                 path.unlink()
             with suppress(OSError):  # other ranks have files there
-                (window.folder / PARTIALS).rmdir()
+                window.partials_folder.rmdir()
                 window.folder.rmdir()
             return False
         write(partials, place)
@@ -160,7 +159,7 @@ def _store(raw: Path, window: ProfiledWindow) -> None:
     """Write the Parquet file of a rank, with all its events, into the window."""
     from fastcomm.ingest.ingest import ingest, plan
 
-    with temporary_folder(window.folder / PARTIALS) as folder:
+    with temporary_folder(window.partials_folder) as folder:
         stored = ingest(plan([raw], folder / "store"))
         for entry in stored.manifest.ranks:
             (stored.folder / entry.file).replace(window.folder / entry.file)

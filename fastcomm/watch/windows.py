@@ -7,7 +7,7 @@ why there is none, so that a window is measured without reading traces.
 
 import re
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ import orjson
 from fastcomm.checks import non_default, option_name
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.files import aside, opened
-from fastcomm.formats.detection import PARTIALS
+from fastcomm.formats.detection import partials_folder
 from fastcomm.metrics.computation import compute_metrics, of_partials
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.metrics.partial_files import RankPartials
@@ -53,10 +53,23 @@ class ProfiledWindow:
             return None
         return cls(folder=folder, step=int(match[1]), number=int(match[2] or 1))
 
+    @classmethod
+    def without_traces(cls, paths: Sequence[str]) -> Self | None:
+        """Return the window that paths are, if it has partial results alone."""
+        window = cls.of(Path(paths[0])) if len(paths) == 1 else None
+        if window is None or not window.partials_folder.is_dir() or window.has_traces:
+            return None
+        return window
+
     @property
     def run(self) -> str:
         """Name of the run."""
         return self.folder.parent.name
+
+    @property
+    def partials_folder(self) -> Path:
+        """The directory of its partial results."""
+        return partials_folder(self.folder)
 
     @property
     def has_traces(self) -> bool:
@@ -89,7 +102,7 @@ class ProfiledWindow:
 
     def _by_rank(self, pattern: re.Pattern[str]) -> dict[int, Path]:
         try:
-            paths = sorted((self.folder / PARTIALS).iterdir())
+            paths = sorted(self.partials_folder.iterdir())
         except OSError:
             return {}
         matches = ((pattern.fullmatch(path.name), path) for path in paths)
@@ -106,9 +119,8 @@ class ProfiledWindow:
 
     def place_of(self, rank: int) -> Path:
         """Return where the partial result of a rank belongs. Raises OSError."""
-        folder = self.folder / PARTIALS
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"rank{rank}.arrow"
+        self.partials_folder.mkdir(parents=True, exist_ok=True)
+        return self.partials_folder / f"rank{rank}.arrow"
 
     def note_failure(self, rank: int, error: str) -> None:
         """Note that a rank could not be measured. Raises OSError or `FastcommError`."""
