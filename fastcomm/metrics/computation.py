@@ -63,7 +63,7 @@ from fastcomm.metrics.partial import (
     with_steps,
 )
 from fastcomm.metrics.partial_files import RankPartials
-from fastcomm.metrics.rank_pairs import rank_pairs
+from fastcomm.metrics.rank_pairs import RankPairs, rank_pairs
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
@@ -129,30 +129,21 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
     comparison, tables = across(material, clock_alignment, spread)
     over_all = _over_all(partial, material.batches, tags, spread)
-    outside = gaps.outside(note.device_time for note in partial.notes)
+    sent = _SentBytes.of(partial, node_facts or NodeFacts(), covered)
     times = rank_times(partial.iterations)
-    facts = node_facts or NodeFacts()
-    hosts = {note.rank: note.host for note in partial.notes}
-    nodes = find_nodes(hosts, facts, covered.world_size)
-    traffic_by_level, node_pairs = _network(partial, nodes, facts, covered)
-    assert partial.exchanged is not None  # of at least one rank
-    pairs, pair_table = rank_pairs(partial.exchanged, covered.iterations)
-    expected = expected_ranks(covered.ranks, covered.world_size, skipped)
     summary = _Summary.of(
         partial.iterations,
         comparison,
         traffic.volume(material.sums, covered.iterations, covered.timed),
         tags,
-        is_whole=len(times) == expected,
+        is_whole=len(times) == expected_ranks(covered.ranks, covered.world_size, skipped),
         is_host_run=material.is_host_run,
         evidence=_idle_evidence(partial),
     )
     return Metrics(
         ranks=covered.ranks,
         iterations=covered.iterations,
-        found_by=tuple(sorted({note.found_by for note in partial.notes if note.found_by})),
-        iteration_clock=iteration_clock(partial.notes),
-        outside=outside,
+        **_facts(partial.notes),
         bytes=byte_kind,
         link_bandwidth=link,
         **{item.name: getattr(summary, item.name) for item in fields(summary)},
@@ -160,29 +151,23 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         windows=over_all.windows if covered.timed else None,
         bandwidth=traffic.bandwidth(material.sums, over_all.p95, link),
         across=comparison,
-        network=traffic_by_level,
-        rank_pairs=pairs,
+        network=sent.network,
+        rank_pairs=sent.pairs,
         host_communication=traffic.host_communication(partial.iterations),
         is_host_run=material.is_host_run,
         group_tags=group_tags or {},
         warnings=(
             *warnings,
             *gaps.fewer_steps(times, covered.ranks, covered.steps),
-            *note_warnings(partial.notes, covered.missing, outside),
-            *tag_warnings(partial.groups),
-            *clock_warnings(comparison),
-            *matching_warnings(comparison.matching),
-            *nodes.warnings,
+            *_warnings(partial, covered, comparison),
+            *sent.nodes.warnings,
         ),
         world_size=covered.world_size,
-        gpus=tuple(sorted({note.gpu for note in partial.notes if note.gpu is not None})),
         skipped=tuple(skipped),
         missing=covered.missing,
         tables={
-            **_small_tables(partial, material.sums, link, nodes),
-            "network": table_of(LevelUse, traffic_by_level.levels),
-            "node_pairs": node_pairs,
-            "rank_pairs": pair_table,
+            **_small_tables(partial, material.sums, link, sent.nodes),
+            **sent.tables,
             "ranks": table_of(RankTime, times),
             **(_large_tables(partial, material.batches) if with_tables else {}),
             "collectives": over_all.collectives,
@@ -191,6 +176,27 @@ def compute(  # noqa: PLR0913 - one keyword per choice
             "idle_evidence": _idle_evidence(partial),
         },
     )
+
+
+def _facts(notes: Sequence[RankNote]) -> dict[str, Any]:
+    """Return the fields of `Metrics` that follow from the notes of all ranks."""
+    return {
+        "found_by": tuple(sorted({note.found_by for note in notes if note.found_by})),
+        "iteration_clock": iteration_clock(notes),
+        "outside": gaps.outside(note.device_time for note in notes),
+        "gpus": tuple(sorted({note.gpu for note in notes if note.gpu is not None})),
+    }
+
+
+def _warnings(partial: Partial, covered: "_Coverage", comparison: Across) -> list[str]:
+    """Return the warnings about traces, parallelisms, clocks and matching."""
+    outside = gaps.outside(note.device_time for note in partial.notes)
+    return [
+        *note_warnings(partial.notes, covered.missing, outside),
+        *tag_warnings(partial.groups),
+        *clock_warnings(comparison),
+        *matching_warnings(comparison.matching),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,20 +310,38 @@ class _Summary:
         )
 
 
-def _network(
-    partial: Partial, nodes: FoundNodes, facts: NodeFacts, covered: _Coverage
-) -> tuple[Network, pa.Table]:
-    """Return the traffic by level, and by pair of nodes."""
-    assert partial.sent is not None  # of at least one rank
-    return network(
-        partial.sent,
-        partial.members,
-        nodes,
-        facts,
-        iterations=covered.iterations,
-        ranks=covered.timed,
-        untimed=covered.untimed,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SentBytes:
+    """What ranks send, by level of the network and by pair, and between which nodes."""
+
+    nodes: FoundNodes
+    network: Network
+    pairs: RankPairs
+    tables: dict[str, pa.Table]
+
+    @classmethod
+    def of(cls, partial: Partial, facts: NodeFacts, covered: _Coverage) -> Self:
+        """Sum up what the ranks of a partial send."""
+        assert partial.sent is not None  # of at least one rank
+        assert partial.exchanged is not None
+        hosts = {note.rank: note.host for note in partial.notes}
+        nodes = find_nodes(hosts, facts, covered.world_size)
+        by_level, node_pairs = network(
+            partial.sent,
+            partial.members,
+            nodes,
+            facts,
+            iterations=covered.iterations,
+            ranks=covered.timed,
+            untimed=covered.untimed,
+        )
+        pairs, pair_table = rank_pairs(partial.exchanged, covered.iterations)
+        tables = {
+            "network": table_of(LevelUse, by_level.levels),
+            "node_pairs": node_pairs,
+            "rank_pairs": pair_table,
+        }
+        return cls(nodes=nodes, network=by_level, pairs=pairs, tables=tables)
 
 
 def _small_tables(
