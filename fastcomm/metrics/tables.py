@@ -15,7 +15,9 @@ from fastcomm.errors import inert_parts
 from fastcomm.idle import totals
 from fastcomm.metrics import gaps
 from fastcomm.metrics.across import Across
+from fastcomm.metrics.links import Link
 from fastcomm.metrics.result import NO_FLOPS, Metrics
+from fastcomm.metrics.skew import RankWaits, Skew
 from fastcomm.show.console import (
     COMMAND,
     TerminalTable,
@@ -27,7 +29,7 @@ from fastcomm.show.console import (
     shown,
     table,
 )
-from fastcomm.show.tables import NA, ResultTable, TableColumn
+from fastcomm.show.tables import NA, ResultTable, TableCell, TableColumn
 from fastcomm.trace.parallelisms import LOOKS, TAGS
 from fastcomm.trace.run import ranks_words
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
@@ -196,85 +198,156 @@ def _network_note(metrics: Metrics) -> str:
     )
 
 
-def culprits(metrics: Metrics) -> TerminalTable:
+_CAUSED = TableColumn("wait caused/step", "caused_ns", "ns", "metrics.waits.wait_caused_ns")
+_OWN_WAIT = TableColumn("own wait/step", "wait_ns", "ns", "metrics.waits.wait_ns", drop=1)
+_LAST = TableColumn("last to arrive", "last_share", "share", "metrics.waits.last_share")
+
+
+def _rank_cell(row: RankWaits) -> TableCell:
+    """Return the cell that names a rank."""
+    return TableCell(value=row.rank, text=f"rank {row.rank}")
+
+
+def culprits(metrics: Metrics) -> ResultTable:
     """Return the ranks that cause the longest waits, if that is more than noise."""
-    rows = table(
-        *("rank", "wait caused/step", "of step", "last to arrive", "own wait/step"),
-        drop=("own wait/step",),
-    )
     mean = metrics.iteration.mean_ns or 0.0
-    for row in metrics.across.by_wait_caused(_MOST_CULPRITS):
-        if not mean or row.caused_ns < _NOISE * mean:
-            continue
-        rows.add_row(
-            f"rank {row.rank}",
-            format_ns(row.caused_ns),
-            percent(row.caused_ns / mean),
-            percent(row.last_share),
-            format_ns(row.wait_ns),
-        )
-    return rows
-
-
-def skew(across: Across) -> TerminalTable:
-    """Return arrival skew and transfer time by class of collectives."""
-    rows = table(
-        *("collectives", "size from", "count", "mean skew", "p95 skew"),
-        *("mean transfer", "p95 transfer", "waiting share"),
-        drop=("p95 transfer", "p95 skew", "count"),
+    rows = metrics.across.by_wait_caused(_MOST_CULPRITS)
+    of_step = TableColumn("of step", lambda row: row.caused_ns / mean, "share")
+    return ResultTable(
+        name="culprits-table",
+        caption="Ranks that cause waits",
+        columns=(TableColumn("rank", _rank_cell), _CAUSED, of_step, _LAST, _OWN_WAIT),
+        rows=[row for row in rows if mean and row.caused_ns >= _NOISE * mean],
     )
-    for row in across.skew[:_MOST_ROWS]:
-        rows.add_row(
-            f"{row.tag} {row.op}",
-            na(row.size_from, format_bytes),
-            str(row.count),
-            *(
-                format_ns(ns)
-                for ns in (
-                    row.skew_mean_ns,
-                    row.skew_p95_ns,
-                    row.transfer_mean_ns,
-                    row.transfer_p95_ns,
-                )
-            ),
-            percent(row.wait_share),
-        )
-    return rows
 
 
-def waits(across: Across) -> TerminalTable:
+def waits(ranks: Sequence[RankWaits]) -> ResultTable:
+    """Return the waits and transfers of each rank, per step."""
+    return ResultTable(
+        name="waits-table",
+        caption="Ranks, per step",
+        columns=(
+            TableColumn("rank", _rank_cell),
+            _OWN_WAIT,
+            _CAUSED,
+            TableColumn("later", "later_ns", "ns", "metrics.waits.later_ns"),
+            TableColumn("transfers", "transfer_ns", "ns", "metrics.waits.transfer_ns"),
+            _LAST,
+        ),
+        rows=ranks,
+    )
+
+
+def waits_by_parallelism(across: Across) -> ResultTable:
     """Return the ranks that cause the longest waits, and their own waits by parallelism."""
     tags = [tag for tag in TAGS if any(row.tag == tag for row in across.waits)]
-    rows = table(
-        *("own waits/step", *tags, "last to arrive", "wait caused/step"), drop=tags[::-1]
-    )
     wait = {(row.rank, row.tag): row.wait_ns for row in across.waits}
-    for row in across.by_rank[:_MOST_ROWS]:
-        rows.add_row(
-            f"rank {row.rank}",
-            *(na(wait.get((row.rank, tag)), format_ns) for tag in tags),
-            percent(row.last_share),
-            format_ns(row.caused_ns),
-        )
-    return rows
+
+    def own_waits(tag: str, drop: int) -> TableColumn:
+        return TableColumn(tag, lambda row: wait.get((row.rank, tag)), "ns", drop=drop)
+
+    return ResultTable(
+        name="tags-table",
+        caption="Waits of ranks by parallelism, per step",
+        heading="own waits/step",
+        columns=(
+            TableColumn("rank", _rank_cell),
+            *(own_waits(tag, len(tags) - place) for place, tag in enumerate(tags)),
+            _LAST,
+            _CAUSED,
+        ),
+        rows=across.by_rank[:_MOST_ROWS],
+    )
+
+
+def class_name(row: Skew | Link) -> str:
+    """Return the label of a class of collectives: "TP all_reduce, 4.19 MB"."""
+    size = row.size_from
+    return f"{_kind(row)}, {'any size' if size is None else format_bytes(size)}"
+
+
+def _kind(row: Skew | Link) -> str:
+    """Return the label of collectives of any size: "TP all_reduce"."""
+    return f"{row.tag} {row.op}"
+
+
+def skew(across: Across) -> ResultTable:
+    """Return arrival skew and transfer time by class of collectives, by wait time."""
+    return ResultTable(
+        name="skew-table",
+        caption="Collectives",
+        columns=(
+            TableColumn("collectives", class_name, only="page"),
+            TableColumn("collectives", _kind, only="terminal"),
+            TableColumn("size from", "size_from", "bytes", only="terminal"),
+            TableColumn("count", "count", "count", "metrics.skew.count", drop=3),
+            TableColumn("mean skew", "skew_mean_ns", "ns", "metrics.skew.skew_mean_ns"),
+            TableColumn("p95 skew", "skew_p95_ns", "ns", "metrics.skew.skew_p95_ns", drop=2),
+            TableColumn(
+                "mean transfer", "transfer_mean_ns", "ns", "metrics.skew.transfer_mean_ns"
+            ),
+            TableColumn("p95 transfer", "transfer_p95_ns", "ns", drop=1, only="terminal"),
+            TableColumn("wait/step", "wait_ns", "ns", "metrics.skew.wait_ns", only="page"),
+            TableColumn("waiting share", "wait_share", "share", "metrics.skew.wait_share"),
+        ),
+        rows=across.skew,
+    )
+
+
+_NO_PEERS = "there is no other group of this class"
+
+
+def links(rows: Sequence[Link]) -> ResultTable:
+    """Return links, the most lost time against their peers first."""
+    return ResultTable(
+        name="links-table",
+        caption="Links, by time lost against their peers",
+        columns=(
+            TableColumn("group", _members, only="page"),
+            TableColumn("collectives", class_name, only="page"),
+            TableColumn("slow links", _kind, only="terminal"),
+            TableColumn("ranks", _ranks, only="terminal"),
+            TableColumn(
+                *("bus bandwidth", "bus_bw", "bytes_per_s", "metrics.links.bus_bw"),
+                why="no transfer took time",
+            ),
+            TableColumn(
+                *("of peers", "peers_bus_bw", "bytes_per_s", "metrics.links.peers_bus_bw"),
+                why=_NO_PEERS,
+            ),
+            TableColumn(
+                *("ratio", "ratio", "share", "metrics.links.ratio"),
+                why=_NO_PEERS,
+                only="page",
+            ),
+            TableColumn(
+                *("lost/step", "excess_ns", "change_ns", "metrics.links.excess_ns"),
+                why=_NO_PEERS,
+            ),
+        ),
+        rows=sorted(rows, key=lambda link: -(link.excess_ns or 0.0)),
+    )
 
 
 def slow_links(across: Across) -> TerminalTable:
-    """Return the groups whose collectives are slower than those of similar groups.
+    """Return the first groups whose collectives are slower than those of similar groups."""
+    return shown(links([row for row in across.links if row.is_slow]).top(_MOST_ROWS))
 
-    Only the first `_MOST_ROWS` groups are listed, the most lost time per step first.
-    """
-    rows = table("slow links", "ranks", "bus bandwidth", "of peers", "lost/step")
-    slow = [row for row in across.links if row.is_slow]
-    for row in sorted(slow, key=lambda link: -(link.excess_ns or 0))[:_MOST_ROWS]:
-        rows.add_row(
-            f"{row.tag} {row.op}",
-            _ranks(row.ranks),
-            na(row.bus_bw, format_bandwidth),
-            na(row.peers_bus_bw, format_bandwidth),
-            na(row.excess_ns, lambda ns: f"+{format_ns(ns)}"),
-        )
-    return rows
+
+def _ranks(link: Link) -> str:
+    """Return the first 8 ranks of a group, separated by commas."""
+    ranks = link.ranks or ()
+    shown = ", ".join(map(str, ranks[:_MOST_ROWS]))
+    return shown + (" ..." if len(ranks) > _MOST_ROWS else "")
+
+
+def _members(link: Link) -> str:
+    """Return the name of a group and its first 8 ranks: "tp_0: ranks 0, 1"."""
+    ranks = link.ranks or ()
+    shown = ", ".join(map(str, ranks[:_MOST_ROWS]))
+    more = f" and {len(ranks) - _MOST_ROWS} more" if len(ranks) > _MOST_ROWS else ""
+    text = f"ranks {shown}{more}" if ranks else "ranks unknown"
+    return f"{link.group or 'undefined'}: {text}"
 
 
 def notes_across(across: Across) -> list[str]:
@@ -296,12 +369,6 @@ def notes_across(across: Across) -> list[str]:
     ]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return the first 8 ranks, separated by commas."""
-    shown = ", ".join(map(str, ranks[:_MOST_ROWS]))
-    return shown + (" ..." if len(ranks) > _MOST_ROWS else "")
-
-
 def detail_tables(metrics: Metrics) -> list[TerminalTable]:
     """Return the tables that `fastcomm metrics --full` adds, such as those of waits."""
     return [
@@ -309,8 +376,8 @@ def detail_tables(metrics: Metrics) -> list[TerminalTable]:
         _bandwidth(metrics),
         _node_pairs(metrics),
         _rank_pairs(metrics),
-        waits(metrics.across),
-        skew(metrics.across),
+        shown(waits_by_parallelism(metrics.across)),
+        shown(skew(metrics.across).top(_MOST_ROWS)),
         slow_links(metrics.across),
         shown(windows(metrics).top(_MOST_ROWS)),
         shown(groups(metrics).top(_MOST_ROWS)),
@@ -440,7 +507,7 @@ def show(
         _breakdown(metrics),
         _parallelisms(metrics),
         network(metrics, by_parallelism=full),
-        culprits(metrics),
+        shown(culprits(metrics)),
     ]
     if full:
         tables += detail_tables(metrics)
@@ -580,7 +647,7 @@ def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
         yield _exposed_note(metrics)
     if any(not finding.is_symptom for finding in metrics.findings):
         yield "+ms per step: about what a fix saves; ranks that are late together share it."
-    if culprits(metrics).row_count:
+    if culprits(metrics).rows:
         yield "Wait caused: waits of others in collectives that the rank joins last."
     if host := metrics.host_communication:
         yield (

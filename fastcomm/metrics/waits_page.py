@@ -5,19 +5,17 @@ If no collectives are matched across ranks, the section gives the reason.
 
 from collections.abc import Sequence
 
-from fastcomm.metrics.links import Link
+from fastcomm.metrics import tables
+from fastcomm.metrics.across import Across
 from fastcomm.metrics.result import Metrics
-from fastcomm.metrics.skew import RankWaits, Skew
+from fastcomm.metrics.skew import RankWaits
 from fastcomm.show import pages
 from fastcomm.show.charts import BarChart, Part, RowMarks, row_tips
 from fastcomm.show.pages import (
     Block,
     Figure,
-    PageTable,
     Section,
     figure,
-    rank_cell,
-    table,
     unknown_section,
 )
 
@@ -38,9 +36,9 @@ def section(metrics: Metrics) -> Section:
         return unknown_section("across", _TITLE, subject, "Waits and arrivals", why)
     blocks: list[Block] = [_waits_figure(ranks)]
     if metrics.across.skew:
-        blocks.append(_skew_figure(metrics.across.skew))
+        blocks.append(_skew_figure(metrics.across))
     if metrics.across.links:
-        blocks.append(_links(metrics.across.links))
+        blocks.append(pages.shown(tables.links(metrics.across.links).top(_MOST_LINKS)))
     return Section(
         name="across",
         title=_TITLE,
@@ -94,30 +92,7 @@ def _waits_figure(ranks: Sequence[RankWaits]) -> Figure:
         BarChart(rows=names, parts=parts, title="ms per step", is_stacked=False),
         *("metrics.waits.wait_ns", "metrics.waits.wait_caused_ns"),
         chart_note=note,
-        table=_waits_table(shown),
-    )
-
-
-def _waits_table(ranks: Sequence[RankWaits]) -> PageTable:
-    """Return the table of waits and transfers of each rank, in ns per step."""
-    return table(
-        "waits-table",
-        "Ranks, per step",
-        [
-            "rank",
-            ("waits", "metrics.waits.wait_ns", pages.ns),
-            ("wait caused", "metrics.waits.wait_caused_ns", pages.ns),
-            ("later", "metrics.waits.later_ns", pages.ns),
-            ("transfers", "metrics.waits.transfer_ns", pages.ns),
-            ("arrives last", "metrics.waits.last_share", pages.percent),
-        ],
-        [
-            (
-                *(rank_cell(row.rank), row.wait_ns, row.caused_ns, row.later_ns),
-                *(row.transfer_ns, row.last_share),
-            )
-            for row in ranks
-        ],
+        table=pages.shown(tables.waits(shown)),
     )
 
 
@@ -129,13 +104,13 @@ _POINTS = (
 )
 
 
-def _skew_figure(classes: Sequence[Skew]) -> Figure:
+def _skew_figure(across: Across) -> Figure:
     """Return points of arrival skew and transfer time by class of collectives.
 
-    `classes` are sorted by wait time; the first are drawn, and the table has all.
+    They are sorted by wait time; the first are drawn, and the table has all.
     """
-    top = classes[:_MOST_CLASSES]
-    names = [_class(row) for row in top]
+    top = across.skew[:_MOST_CLASSES]
+    names = [tables.class_name(row) for row in top]
     marks = []
     for label, key, symbol, look in _POINTS:
         times = [getattr(row, key) for row in top]
@@ -148,67 +123,5 @@ def _skew_figure(classes: Sequence[Skew]) -> Figure:
         BarChart(rows=names, marks=marks, title="ms"),
         *(f"metrics.skew.{key}" for _, key, _, _ in _POINTS),
         note="Sorted by wait time.",
-        table=_skew_table(classes),
+        table=pages.shown(tables.skew(across)),
     )
-
-
-def _skew_table(classes: Sequence[Skew]) -> PageTable:
-    """Return the table of skew, transfer and wait time by class of collectives."""
-    return table(
-        "skew-table",
-        "Collectives",
-        [
-            "collectives",
-            ("count", "metrics.skew.count", pages.whole),
-            ("skew", "metrics.skew.skew_mean_ns", pages.ns),
-            ("p95", "metrics.skew.skew_p95_ns", pages.ns),
-            ("transfer", "metrics.skew.transfer_mean_ns", pages.ns),
-            ("wait per step", "metrics.skew.wait_ns", pages.ns),
-            ("share", "metrics.skew.wait_share", pages.percent),
-        ],
-        [
-            (
-                *(_class(row), row.count, row.skew_mean_ns, row.skew_p95_ns),
-                *(row.transfer_mean_ns, row.wait_ns, row.wait_share),
-            )
-            for row in classes
-        ],
-    )
-
-
-def _class(row: Skew | Link) -> str:
-    """Return the label of a class of collectives: "TP all_reduce, 4.19 MB"."""
-    size = row.size_from
-    return f"{row.tag} {row.op}, {'any size' if size is None else pages.size(size)}"
-
-
-def _links(links: Sequence[Link]) -> PageTable:
-    """Return the table of links, sorted by time lost against their peers."""
-    order = sorted(links, key=lambda row: -(row.excess_ns or 0.0))
-    no_peers = "there is no other group of this class"
-    return table(
-        "links-table",
-        "Links, by time lost against their peers",
-        [
-            *("group", "collectives"),
-            ("bus bandwidth", "metrics.links.bus_bw", pages.rate, "no transfer took time"),
-            ("peers", "metrics.links.peers_bus_bw", pages.rate, no_peers),
-            ("ratio", "metrics.links.ratio", pages.percent, no_peers),
-            ("lost per step", "metrics.links.excess_ns", pages.ns, no_peers),
-        ],
-        [
-            (
-                *(_members(row), _class(row), row.bus_bw, row.peers_bus_bw),
-                *(row.ratio, row.excess_ns),
-            )
-            for row in order[:_MOST_LINKS]
-        ],
-    )
-
-
-def _members(link: Link) -> str:
-    """Return the name of a group and its first 8 ranks: "tp_0: ranks 0, 1"."""
-    ranks = link.ranks
-    text_ = "ranks unknown" if not ranks else "ranks " + ", ".join(map(str, ranks[:8]))
-    more = "" if not ranks or len(ranks) <= 8 else f" and {len(ranks) - 8} more"  # noqa: PLR2004
-    return f"{link.group or 'undefined'}: {text_}{more}"

@@ -18,6 +18,7 @@ from fastcomm.metrics import matching, page, ungrouped
 from fastcomm.metrics import tables as report
 from fastcomm.metrics.computation import compute, compute_metrics
 from fastcomm.metrics.partial import Partial, merge, spill
+from fastcomm.show.console import shown
 from fastcomm.synthetic.job import Job as MadeJob
 
 BY_ENDS = matching.BY_ENDS
@@ -39,7 +40,7 @@ def test_all_ranks_of_a_job_of_2023_are_compared_without_metadata(kineto):
     assert (first.rank, first.last, first.collectives) == (7, 5, 8)
     assert [each.rank for each in found.across.by_wait_caused()] == [7, 5, 4]
     assert sum(each.count for each in found.across.skew) == 8
-    assert report.culprits(found).rows[0][0] == "rank 7"
+    assert shown(report.culprits(found)).rows[0][0] == "rank 7"
     assert any(seen.note in line for line in report.notes_across(found.across))
 
 
@@ -50,7 +51,7 @@ def test_two_of_many_ranks_with_other_sequences_are_not_matched(kineto):
     assert "126 ranks of the job are missing" in seen.note
     assert (found.across.waits, found.across.skew) == ((), ())
     assert found.across.by_wait_caused() == ()
-    assert report.culprits(found).row_count == 0
+    assert report.culprits(found).rows == []
     assert report.notes_across(found.across) == [seen.note]
 
 
