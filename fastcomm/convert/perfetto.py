@@ -73,10 +73,10 @@ class _TimelineFile:
     target: Path
     folder: Path
 
-    def timeline(self, plan: "_Plan") -> TimelineFormat:
+    def timeline(self, scene: "_Scene") -> TimelineFormat:
         """Return the format that the file's name says."""
         if self.target.name.lower().endswith(SUFFIXES):
-            return PerfettoTimeline(plan.origin, int(plan.ranks[-1]))
+            return PerfettoTimeline(scene.origin, int(scene.ranks[-1]))
         return ChromeTimeline()
 
     def write(self, name: str, texts: Iterable[bytes]) -> Piece:
@@ -86,7 +86,7 @@ class _TimelineFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _Scene:
     """When the chosen steps of each rank begin and end, and the arrows between ranks."""
 
     ranks: Ints
@@ -145,20 +145,20 @@ def convert(run: OpenedRun, target: Path, steps: Sequence[int] | None = None) ->
     only = None if steps is None else frozenset(steps)
     with temporary_folder(target.parent) as folder:
         output = _TimelineFile(folder=folder, target=target)
-        finish = partial(_planned, only=only, output=output)
-        plan = gather_alike(run, partial(_measured, only=only), finish)
-        write = partial(_write, plan=replace(plan, pieces=()), output=output)
-        written, skipped = run.only(plan.ranks.tolist()).gather(of_each(write))
+        finish = partial(_scene_of, only=only, output=output)
+        scene = gather_alike(run, partial(_measured, only=only), finish)
+        write = partial(_write, scene=replace(scene, pieces=()), output=output)
+        written, skipped = run.only(scene.ranks.tolist()).gather(of_each(write))
         in_order = sorted(written, key=lambda part: part.rank)
-        pieces = (*(part.piece for part in in_order), *plan.pieces)
-        timeline = output.timeline(plan)
+        pieces = (*(part.piece for part in in_order), *scene.pieces)
+        timeline = output.timeline(scene)
         join(timeline.begin, pieces, timeline.end(in_order[-1].rank), target, folder)
     return PerfettoFile(
         ranks=len(written),
         events=sum(part.events for part in written),
-        arrows=plan.arrows,
-        skipped=tuple(dict.fromkeys((*plan.skipped, *skipped))),
-        warnings=plan.warnings,
+        arrows=scene.arrows,
+        skipped=tuple(dict.fromkeys((*scene.skipped, *skipped))),
+        warnings=scene.warnings,
     )
 
 
@@ -205,7 +205,7 @@ def _lane_kind(trace: Trace) -> str:
     return "thread" if trace.meta.is_host_run else "stream"
 
 
-def _planned(
+def _scene_of(
     whole: Partial,
     skipped: Sequence[SkippedRank],
     spread: Spread,
@@ -213,7 +213,7 @@ def _planned(
     *,
     only: frozenset[int] | None,
     output: _TimelineFile,
-) -> _Plan:
+) -> _Scene:
     """Align the clocks, and write waits and arrows."""
     _check_steps(whole, only)
     material = material_of(whole)
@@ -223,11 +223,11 @@ def _planned(
         is_host_run=material.is_host_run,
         job=expected_members(material),
     )
-    plan = _clocks(whole, aligned, skipped, agreement)
-    draw = partial(_draw, aligned=aligned, plan=plan, output=output)
+    scene = _clocks(whole, aligned, skipped, agreement)
+    draw = partial(_draw, aligned=aligned, scene=scene, output=output)
     drawn = spread(draw, list(enumerate(aligned.shares())))
     return replace(
-        plan,
+        scene,
         pieces=tuple(piece for piece, _ in drawn),
         arrows=sum(count for _, count in drawn),
     )
@@ -248,7 +248,7 @@ def _clocks(
     aligned: AlignedEvents,
     skipped: Sequence[SkippedRank],
     agreement: Agreement,
-) -> _Plan:
+) -> _Scene:
     """Return when the steps of each rank begin and end, and time 0 of each."""
     rank, begin, stop = (
         whole.iterations[name].to_numpy() for name in ("rank", "start_ns", "stop_ns")
@@ -264,7 +264,7 @@ def _clocks(
             f"the clocks of {named_ranks(ranks[is_far].tolist())} cannot be compared with "
             "those of the others: they begin at 0, and their waits are not drawn"
         )
-    return _Plan(
+    return _Scene(
         ranks=ranks,
         begin=first,
         stop=last,
@@ -277,16 +277,20 @@ def _clocks(
 
 
 def _draw(
-    item: tuple[int, Share], *, aligned: AlignedEvents, plan: _Plan, output: _TimelineFile
+    item: tuple[int, Share],
+    *,
+    aligned: AlignedEvents,
+    scene: _Scene,
+    output: _TimelineFile,
 ) -> tuple[Piece, int]:
     """Write the waits in a share of the communication, and an arrow for each; count these."""
     number, share = item
     table = aligned.read(share, _COLUMNS)
     events, thread = CommunicationEvents.of(table), filled(table["thread"])
     matched, _ = aligned.match(events)
-    place = plan.place(events.rank)
-    start, length = events.start - plan.zero[place], events.stop - events.start
-    rows, awaited, wait = _waits(matched, plan.is_far[place])
+    place = scene.place(events.rank)
+    start, length = events.start - scene.zero[place], events.stop - events.start
+    rows, awaited, wait = _waits(matched, scene.is_far[place])
     wait = np.minimum(wait, length[rows])
     waits = DrawnWaits(
         place=Place(pid=events.rank[rows], tid=thread[rows], time=start[rows]),
@@ -294,7 +298,7 @@ def _draw(
         awaited=Place(pid=events.rank[awaited], tid=thread[awaited], time=start[awaited]),
         arrival=start[rows] + np.minimum(wait, np.maximum(length[rows] - 1, 0)),
     )
-    texts = output.timeline(plan).waits(number, waits) if len(rows) else ()
+    texts = output.timeline(scene).waits(number, waits) if len(rows) else ()
     return output.write(f"waits-{number}", texts), len(rows)
 
 
@@ -313,17 +317,17 @@ def _waits(matched: MatchedEvents, is_far: Flags) -> tuple[Ints, Ints, Ints]:
     return matched.row[waits], matched.row[last[waits]], matched.wait[waits]
 
 
-def _write(trace: Trace, *, plan: _Plan, output: _TimelineFile) -> _Written:
+def _write(trace: Trace, *, scene: _Scene, output: _TimelineFile) -> _Written:
     """Write the work of a rank in the chosen steps."""
-    trace = with_tags(trace, plan.agreement.group_tags)
+    trace = with_tags(trace, scene.agreement.group_tags)
     rank = trace.meta.rank
-    place = int(plan.place(np.array([rank]))[0])
-    begin, stop, zero = (int(times[place]) for times in (plan.begin, plan.stop, plan.zero))
+    place = int(scene.place(np.array([rank]))[0])
+    begin, stop, zero = (int(times[place]) for times in (scene.begin, scene.stop, scene.zero))
     columns, threads = _columns(trace)
     columns = take(columns, (columns["start"] >= begin) & (columns["start"] < stop))
     heads, head = _heads(trace, columns)
     start = columns["start"] - zero
-    steps = (trace if plan.agreement.by_host else trace.on_device_clock()).iterations
+    steps = (trace if scene.agreement.by_host else trace.on_device_clock()).iterations
     steps = steps.filter(
         pc.and_(pc.greater_equal(steps["start"], begin), pc.less_equal(steps["stop"], stop))
     )
@@ -338,10 +342,10 @@ def _write(trace: Trace, *, plan: _Plan, output: _TimelineFile) -> _Written:
         start=np.concatenate([step_start, start]),
         stop=np.concatenate([step_stop, start + columns["duration"]]),
     )
-    name = f"rank {rank}" + (" (clock not aligned)" if plan.is_far[place] else "")
+    name = f"rank {rank}" + (" (clock not aligned)" if scene.is_far[place] else "")
     present = set(np.unique(columns["thread"]).tolist())
     used = {thread: text for thread, text in threads.items() if thread in present}
-    texts = output.timeline(plan).rank(rank, name, {STEPS: "steps", **used}, slices)
+    texts = output.timeline(scene).rank(rank, name, {STEPS: "steps", **used}, slices)
     return _Written(rank=rank, events=len(start), piece=output.write(f"rank-{rank}", texts))
 
 

@@ -475,7 +475,7 @@ def compute_metrics(run: OpenedRun, options: MetricsOptions | None = None) -> Me
         byte_kind=options.bytes,
         only=None if options.steps is None else frozenset(options.steps),
     )
-    measured = gather_alike(run, measure, _question(run, options).answer)
+    measured = gather_alike(run, measure, _computation(run, options).finish)
     measured = replace(measured, tokens_per_step=options.tokens_per_step)
     if not options.flops:
         return measured
@@ -524,20 +524,20 @@ def of_partials(
     numbers = [rank.rank for rank in skipped if rank.rank is not None]
     present = sorted({*numbers, *(note.rank for note in notes)})
     run = replace(run, warnings=tuple(missing_ranks(present, run.world_size)))
-    question = replace(_question(run, options), only=None)
+    computation = replace(_computation(run, options), only=None)
     whole = merge([part.device for part in partials])
     # Without traces, operations keep the tags that their rank gave them.
     agreement = replace(Agreement.of(whole), group_tags={})
     if agreement.by_host:
         whole = merge([part.host for part in partials])
-    result = question.answer(whole, skipped, one_by_one, agreement)
+    result = computation.finish(whole, skipped, one_by_one, agreement)
     return replace(result, tokens_per_step=options.tokens_per_step)
 
 
-def _question(run: RunTraces, options: MetricsOptions) -> "_Question":
+def _computation(run: RunTraces, options: MetricsOptions) -> "_Computation":
     """Return what metrics need besides the partial results of the ranks."""
     link = options.link_bandwidth
-    return _Question(
+    return _Computation(
         byte_kind=options.bytes,
         link=run.link_bandwidth if link is None else float(link),
         only=None if options.steps is None else frozenset(options.steps),
@@ -567,7 +567,7 @@ def _node_facts(run: RunTraces, options: MetricsOptions) -> NodeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
+class _Computation:
     """Options and facts of a run that metrics need besides the partial results of its ranks."""
 
     byte_kind: ByteKind
@@ -580,7 +580,7 @@ class _Question:
     with_tables: bool
     node_facts: NodeFacts
 
-    def answer(
+    def finish(
         self,
         whole: Partial,
         skipped: Sequence[SkippedRank],

@@ -139,7 +139,7 @@ def _derived(trace: Trace, names: Collection[str]) -> dict[str, pa.Array]:
     if "launch" in names:
         is_host = work.events.kind[work.rows] == KIND["host_work"]
         launch = np.where(is_host, NONE, work.launch)
-        columns["launch"] = _spread(trace, work.rows, launch)
+        columns["launch"] = _of_all_events(trace, work.rows, launch)
     for name in _LABELS.keys() & set(names):
         columns[name] = _labels(trace, work, name)
     return columns
@@ -153,7 +153,7 @@ def _steps(trace: Trace) -> pa.Array:
     return pa.array(np.append(number, NULL)[place], mask=place < 0)
 
 
-def _spread(trace: Trace, rows: Ints, values: Ints) -> pa.Array:
+def _of_all_events(trace: Trace, rows: Ints, values: Ints) -> pa.Array:
     """Return values of some events as a column of all; null for others and for NONE."""
     column = np.full(trace.events.num_rows, NONE, np.int64)
     column[rows] = values
@@ -168,5 +168,5 @@ def _labels(trace: Trace, work: Work, name: str) -> pa.Array:
     code = {text: number for number, text in enumerate(distinct)}
     codes = np.array([code.get(text, NONE) for text in texts], np.int64)
     own = np.append(codes, NONE)[place]
-    column = _spread(trace, work.rows, own).cast(pa.int32())
+    column = _of_all_events(trace, work.rows, own).cast(pa.int32())
     return pa.DictionaryArray.from_arrays(column, pa.array(distinct, pa.string()))
