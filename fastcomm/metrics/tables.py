@@ -4,7 +4,7 @@ From top to bottom: what was measured, skipped ranks, findings, warnings, the br
 line per parallelism, and the ranks that cause waits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from fastcomm.metrics.across import Across
 from fastcomm.metrics.links import Link
 from fastcomm.metrics.result import NO_FLOPS, Metrics
 from fastcomm.metrics.skew import RankWaits, Skew
+from fastcomm.metrics.traffic import Bandwidth
 from fastcomm.show.console import (
     COMMAND,
     TerminalTable,
@@ -29,7 +30,7 @@ from fastcomm.show.console import (
     shown,
     table,
 )
-from fastcomm.show.tables import NA, ResultTable, TableCell, TableColumn
+from fastcomm.show.tables import NA, Medium, ResultTable, TableCell, TableColumn
 from fastcomm.trace.parallelisms import LOOKS, TAGS
 from fastcomm.trace.run import ranks_words
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
@@ -394,20 +395,78 @@ def _exposed(metrics: Metrics) -> TerminalTable:
     return rows
 
 
-def _bandwidth(metrics: Metrics) -> TerminalTable:
-    """Return the table of algorithm bandwidth, bus bandwidth and overlap by parallelism."""
-    rows = table(
-        "bandwidth", f"algorithm ({metrics.bytes})", "bus", "share of link", "overlapped"
+NO_LINK = "the link's bandwidth is unknown: pass --link-bandwidth"
+NO_BYTES = "no event has a known size"
+NO_GROUP = "bus bytes depend on the number of ranks, which no event has"
+
+
+def bandwidth(metrics: Metrics) -> ResultTable:
+    """Return bandwidth, utilization and overlap by parallelism."""
+    overlap = metrics.overlap.by_tag
+    return ResultTable(
+        name="bandwidth-table",
+        caption=f"Bandwidth by parallelism, in {metrics.bytes} bytes",
+        heading="bandwidth",
+        columns=(
+            TableColumn("by parallelism", 0),
+            TableColumn(
+                *(f"algorithm ({metrics.bytes})", _speed("avg_bw"), "bytes_per_s"),
+                "metrics.bandwidth.avg_bw",
+            ),
+            TableColumn(
+                *("bus", _speed("avg_bus_bw"), "bytes_per_s", "metrics.bandwidth.avg_bus_bw")
+            ),
+            _use("utilization", "global_avg_util", "page"),
+            _use("share of link", "avg_bus_util"),
+            _use("p95", "p95_util", "page"),
+            TableColumn(
+                "overlapped", lambda row: overlap.get(row[0]), "share", only="terminal"
+            ),
+        ),
+        rows=list(metrics.bandwidth.items()),
     )
-    for tag in (tag for tag in TAGS if tag in metrics.volume):
-        speed = metrics.bandwidth[tag]
-        rows.add_row(
-            tag,
-            na(speed.avg_bw, format_bandwidth),
-            na(speed.avg_bus_bw, format_bandwidth),
-            percent(speed.avg_bus_util),
-            percent(metrics.overlap.by_tag.get(tag)),
-        )
+
+
+def _utilization(metrics: Metrics) -> ResultTable:
+    """Return the utilization of the specification by parallelism."""
+    return ResultTable(
+        name="utilization-table",
+        caption="Utilization by parallelism",
+        columns=(
+            TableColumn(f"utilization by {metrics.bytes}", 0),
+            _use("of all bytes", "global_avg_util"),
+            _use("mean", "avg_util"),
+            _use("p95", "p95_util"),
+        ),
+        rows=list(metrics.bandwidth.items()),
+    )
+
+
+def _use(label: str, name: str, only: Medium | None = None) -> TableColumn:
+    """Return the column of a utilization of the link."""
+    return TableColumn(label, _speed(name), "share", f"metrics.bandwidth.{name}", only=only)
+
+
+def _speed(name: str) -> Callable[[tuple[str, Bandwidth]], TableCell]:
+    """Return the function of the cell of a bandwidth or utilization, with why it is unknown."""
+    is_bus, is_share = "_bus_" in name, name.endswith("_util")
+
+    def cell(row: tuple[str, Bandwidth]) -> TableCell:
+        speed = row[1]
+        why = NO_LINK if is_share else NO_GROUP
+        if speed.avg_bw is None:
+            why = NO_BYTES
+        elif is_bus and speed.avg_bus_bw is None:
+            why = NO_GROUP
+        value = getattr(speed, name)
+        return TableCell(value=value, why=why, bar=value if is_bus and is_share else None)
+
+    return cell
+
+
+def _bandwidth(metrics: Metrics) -> TerminalTable:
+    """Return the table of bandwidth and overlap, with the overlap of all."""
+    rows = shown(bandwidth(metrics))
     if metrics.volume:
         rows.add_row("all", "", "", "", percent(metrics.overlap.average_overlap_ratio))
     return rows
@@ -448,12 +507,7 @@ def spec_tables(metrics: Metrics) -> list[TerminalTable]:
     for name, share in metrics.breakdown.spec.items():
         if share or name in ("compute", "idle"):
             formula.add_row(name.replace("_", " "), percent(share))
-    use = table(f"utilization by {metrics.bytes}", "of all bytes", "mean", "p95")
-    for tag in (tag for tag in TAGS if tag in metrics.bandwidth):
-        speed = metrics.bandwidth[tag]
-        shares = (speed.global_avg_util, speed.avg_util, speed.p95_util)
-        use.add_row(tag, *map(percent, shares))
-    return [formula, use]
+    return [formula, shown(_utilization(metrics))]
 
 
 def spec_notes(metrics: Metrics) -> Iterator[str]:

@@ -47,9 +47,6 @@ _MOST_PAIRS = 8
 _POINTS = 160
 _FLAT_NS = 1000.0  # the axis is linear up to this, then logarithmic
 _GB = 1e9
-NO_LINK = "the link's bandwidth is unknown: pass --link-bandwidth"
-_NO_BYTES = "no event has a known size"
-_NO_GROUP = "bus bytes depend on the number of ranks, which no event has"
 _MOST_LINES = 10
 
 
@@ -347,7 +344,7 @@ def section(metrics: Metrics) -> Section:
     else:
         blocks.append(Missing(title="Bus bandwidth", why=why))
     if metrics.bandwidth:
-        blocks.append(_table(metrics))
+        blocks.append(pages.shown(tables.bandwidth(metrics)))
     noun = "collective" if metrics.is_host_run else "communication kernel"
     return Section(
         name="bandwidth",
@@ -365,7 +362,7 @@ def _why(metrics: Metrics) -> str:
     if not metrics.bandwidth:
         return "there is no communication"
     has_bytes = any(speed.avg_bw is not None for speed in metrics.bandwidth.values())
-    return _NO_GROUP if has_bytes else _NO_BYTES
+    return tables.NO_GROUP if has_bytes else tables.NO_BYTES
 
 
 def _lead(metrics: Metrics, by_tag: dict[str, float]) -> Sentence:
@@ -379,7 +376,7 @@ def _lead(metrics: Metrics, by_tag: dict[str, float]) -> Sentence:
         " of bus bandwidth on average",
     ]
     if metrics.link_bandwidth is None:
-        return (*text_, "; how much of the link that is, is n/a: ", NO_LINK, ".")
+        return (*text_, "; how much of the link that is, is n/a: ", tables.NO_LINK, ".")
     use = pages.fact("metrics.bandwidth.avg_bus_util", speed.avg_bus_util, pages.percent)
     link = pages.fact("metrics.link_bandwidth", metrics.link_bandwidth, pages.rate)
     return (*text_, ": ", use, " of the link's ", link, ".")
@@ -413,7 +410,7 @@ def _by_tag(metrics: Metrics, by_tag: dict[str, float]) -> Figure:
             "metrics.bandwidth.avg_bus_util",
             "metrics.link_bandwidth",
         ),
-        note="" if link else f"No share of the link: {NO_LINK}.",
+        note="" if link else f"No share of the link: {tables.NO_LINK}.",
     )
 
 
@@ -507,34 +504,4 @@ def _collectives(metrics: Metrics) -> PageTable:
             (row["op"], *(row[name] for _, name, _, _ in numbers))
             for row in metrics.tables["collectives"].to_pylist()
         ],
-    )
-
-
-def _table(metrics: Metrics) -> PageTable:
-    """Return the table of bandwidth and utilization by parallelism."""
-    rows = []
-    for tag, speed in metrics.bandwidth.items():
-        no_share = _NO_BYTES if speed.avg_bw is None else NO_LINK
-        no_bus_rate = _NO_BYTES if speed.avg_bw is None else _NO_GROUP
-        no_bus = no_bus_rate if speed.avg_bus_bw is None else NO_LINK
-        rows.append(
-            (
-                *(tag, speed.avg_bw, number(speed.avg_bus_bw, pages.rate, no_bus_rate)),
-                number(speed.global_avg_util, pages.percent, no_share),
-                number(speed.avg_bus_util, pages.percent, no_bus, share=speed.avg_bus_util),
-                number(speed.p95_util, pages.percent, no_share),
-            )
-        )
-    return table(
-        "bandwidth-table",
-        f"Bandwidth by parallelism, in {metrics.bytes} bytes",
-        [
-            "by parallelism",
-            ("bandwidth", "metrics.bandwidth.avg_bw", pages.rate, _NO_BYTES),
-            ("bus bandwidth", "metrics.bandwidth.avg_bus_bw", pages.rate),
-            ("utilization", "metrics.bandwidth.global_avg_util", pages.percent),
-            ("bus utilization", "metrics.bandwidth.avg_bus_util", pages.percent),
-            ("p95", "metrics.bandwidth.p95_util", pages.percent),
-        ],
-        rows,
     )

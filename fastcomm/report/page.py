@@ -15,8 +15,7 @@ from fastcomm.metrics import gaps, traffic_page, waits_page
 from fastcomm.metrics import page as metrics_page
 from fastcomm.metrics.findings.suggestions import Suggestions
 from fastcomm.metrics.result import NO_FLOPS, Metrics
-from fastcomm.metrics.tables import groups
-from fastcomm.metrics.traffic_page import NO_LINK
+from fastcomm.metrics.tables import NO_LINK, groups
 from fastcomm.report import findings as findings_page
 from fastcomm.report.analysis import PageResults
 from fastcomm.show import files, pages
