@@ -63,6 +63,14 @@ def test_lazily_imported_names_exist():
     assert "search_strategies" in names
 
 
+def test_one_module_chooses_between_isal_and_the_standard_library():
+    paths = sorted((ROOT / "fastcomm").rglob("*.py"))
+    chooses = re.compile(r"^ *(from|import) isal", re.MULTILINE)
+    assert [path.name for path in paths if chooses.search(path.read_text("utf-8"))] == [
+        "files.py"
+    ]
+
+
 def test_one_module_skips_the_tests_that_lack_data():
     own = {"shared_data.py", "test_house.py"}
     paths = [path for path in TESTS.rglob("*.py") if path.name not in own]
