@@ -78,8 +78,37 @@ def run_page(
         Data files next to the page, each with a description.
 
     """
-    by_rank = metrics.rank_means
     why = gaps.reason(metrics.missing)
+    return Page(
+        title="Communication report",
+        source=" ".join(paths),
+        headline=(metrics.headline,),
+        health=metrics.health or "",
+        facts=findings_page.facts(metrics, why),
+        findings=findings_page.findings(
+            Suggestions(metrics=metrics, arguments=(*paths, *options)),
+            timeline if isinstance(timeline, Timeline) else None,
+            answers,
+        ),
+        sections=_sections(metrics, why, timeline, critical),
+        warnings=(
+            *(f"skipped: {plain((line,))}" for line in skipped_lines(metrics.skipped)),
+            *metrics.warnings,
+            *([critical] if isinstance(critical, str) else []),
+        ),
+        data=tuple(data),
+        is_host_run=metrics.is_host_run,
+    )
+
+
+def _sections(
+    metrics: Metrics,
+    why: str,
+    timeline: Timeline | str | None,
+    critical: CriticalPath | str | None,
+) -> tuple[Section, ...]:
+    """Return the sections in order; `why` is the reason why times are unknown."""
+    by_rank = metrics.rank_means
     sections = [
         *([timelines.section(timeline)] if timeline is not None else []),
         metrics_page.breakdown_section(metrics, by_rank, why),
@@ -93,31 +122,11 @@ def run_page(
         waits_page.section(metrics),
     ]
     measured, unknown = divided(sections, metrics)
-    sections = [
+    return (
         *measured,
         *([critical_path_page.section(critical)] if isinstance(critical, CriticalPath) else []),
         *([unknown] if unknown is not None else []),
         _measured_evidence(metrics),
-    ]
-    return Page(
-        title="Communication report",
-        source=" ".join(paths),
-        headline=(metrics.headline,),
-        health=metrics.health or "",
-        facts=findings_page.facts(metrics, why),
-        findings=findings_page.findings(
-            Suggestions(metrics=metrics, arguments=(*paths, *options)),
-            timeline if isinstance(timeline, Timeline) else None,
-            answers,
-        ),
-        sections=tuple(sections),
-        warnings=(
-            *(f"skipped: {plain((line,))}" for line in skipped_lines(metrics.skipped)),
-            *metrics.warnings,
-            *([critical] if isinstance(critical, str) else []),
-        ),
-        data=tuple(data),
-        is_host_run=metrics.is_host_run,
     )
 
 

@@ -114,14 +114,12 @@ def _finding(
     tags = sorted({group.link.tag for group in suspect.groups})
     exposed = grid.middle("exposed_ns", np.flatnonzero(np.isin(grid.ranks, ranks)))
     spread_ns = spread(exposed)
-    rate, peers = worst.bus_bw or 0.0, worst.peers_bus_bw or 0.0
     by_clocks = _is_by_clocks(suspect, comparison, max(1, len(grid.iterations)))
     error = format_ns(comparison.clock_error(worst.ranks))
     doubt = f" Clocks may be wrong by as much: {error} per collective." if by_clocks else ""
     return Finding(
         kind=KIND,
-        text=f"{_link_of(ranks)} slow: {enumeration(tags)} collectives reach "
-        f"{format_bandwidth(rate)}, those of their peers {format_bandwidth(peers)}, "
+        text=f"{_link_of(ranks)} slow: {enumeration(tags)} collectives {_reached(worst)}, "
         f"+{format_ns(cost)} exposed communication per step ({percent(cost / step_ns)} of the "
         f"step).{doubt}",
         ranks=ranks,
@@ -149,6 +147,12 @@ def _finding(
             of="rates", rates=(("this link", "bus_bw"), ("its peers", "peers_bus_bw"))
         ),
     )
+
+
+def _reached(link: Link) -> str:
+    """Return what collectives of a link reach, and those of its peers."""
+    rates = (format_bandwidth(rate or 0.0) for rate in (link.bus_bw, link.peers_bus_bw))
+    return "reach {}, those of their peers {}".format(*rates)
 
 
 def _rates(link: Link) -> tuple[Evidence, ...]:
