@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from fastcomm.cli.main import main
 from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.findings.detection import SYMPTOMS
 from fastcomm.metrics.findings.finding import confidence
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
@@ -22,7 +23,6 @@ SUBJECTS = {
     "Memory copies are": ("memcpy",),
     "Idle time is": ("idle",),
 }
-SYMPTOMS = ("exposed_communication", "copies", "idle")
 
 
 def measured(*words):

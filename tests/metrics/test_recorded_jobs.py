@@ -15,11 +15,12 @@ import pytest
 from builders.commands import invoke
 from builders.places import JOBS
 
+from fastcomm.metrics.findings.detection import SYMPTOMS
+
 RECORDED = Path(os.environ.get("FASTCOMM_JOBS", JOBS))
 JOBS = sorted(path.name for path in RECORDED.glob("*") if path.is_dir())
 pytestmark = pytest.mark.skipif(not JOBS, reason=f"no recorded jobs at {RECORDED}")
 RANKS = [0, 1, 2, 3]
-SYMPTOMS = ("exposed_communication", "copies", "idle")
 # Description and parallelism of the groups of each kind of job.
 GROUPS = {
     "ddp": {("default_pg", "DP")},

@@ -27,11 +27,11 @@ from fastcomm.metrics.findings.suspects import (
 from fastcomm.metrics.outliers import LEAST_SHARE
 from fastcomm.metrics.skew import RankWaits
 
-_SYMPTOMS = (
-    exposed_communication.exposed_communication,
-    copies.copies,
-    idle.idle_time,
-)
+SYMPTOMS = {
+    exposed_communication.KIND: exposed_communication.exposed_communication,
+    copies.KIND: copies.copies,
+    idle.KIND: idle.idle_time,
+}
 
 
 def causes(
@@ -69,12 +69,11 @@ def own_work(measured: Measurements) -> list[Finding]:
 
 # Pauses visit any ranks, and others in each run.
 _OF_ANY_RANKS = {pauses.KIND}
-_OF_PARTS = {exposed_communication.KIND, copies.KIND, idle.KIND}
 
 
 def identity(kind: str, ranks: Sequence[int]) -> tuple[Any, ...] | None:
     """Return by what a cause of one run is found in another one; None for a symptom."""
-    if kind in _OF_PARTS:
+    if kind in SYMPTOMS:
         return None
     return (kind,) if kind in _OF_ANY_RANKS else (kind, *ranks)
 
@@ -83,4 +82,4 @@ def symptoms(of: StepTimes) -> list[Finding]:
     """Return a finding per large part of the step other than compute."""
     if of.breakdown.parts is None:
         return []
-    return [finding for find in _SYMPTOMS if (finding := find(of)) is not None]
+    return [finding for find in SYMPTOMS.values() if (finding := find(of)) is not None]

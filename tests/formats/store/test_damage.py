@@ -17,7 +17,7 @@ from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.kineto import reader
 from fastcomm.formats.store import layout as store_layout
 from fastcomm.formats.store import reader as store_reader
-from fastcomm.formats.store.layout import ABOUT, MANIFEST
+from fastcomm.formats.store.layout import ABOUT, LAYOUT, MANIFEST
 from fastcomm.metrics.computation import compute_metrics
 
 
@@ -147,7 +147,10 @@ def with_about(**changes):
         (cut, "damaged, or no file of a store"),
         (other_parquet, "damaged, or no file of a store"),
         (other_rank, "the file says rank 0, the store rank 1"),
-        (with_about(layout=99), "a store of layout 99, this fastcomm reads layout 2; remove"),
+        (
+            with_about(layout=99),
+            f"a store of layout 99, this fastcomm reads layout {LAYOUT}; remove",
+        ),
         (with_about(layout=True), "a store of layout True"),
         (with_about(names={"tag": ["DP"]}), "with other parallelisms or causes of idle time"),
         (with_about(reading={}), r"damaged, or no file of a store \(KeyError"),

@@ -17,7 +17,7 @@ import fastcomm
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.formats.config import Config
 from fastcomm.formats.store import writer
-from fastcomm.formats.store.layout import read_manifest, to_json
+from fastcomm.formats.store.layout import LAYOUT, read_manifest, to_json
 from fastcomm.ingest.ingest import ingest, plan
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.synthetic.job import Job
@@ -72,7 +72,7 @@ def test_a_store_opens_like_its_run(traces, tmp_path):
 def test_the_manifest_lists_the_source_of_each_rank(traces, tmp_path):
     ingest(plan([traces], tmp_path / "store"))
     said = json.loads((tmp_path / "store" / "fastcomm.json").read_text())
-    assert said["layout"] == 2
+    assert said["layout"] == LAYOUT
     assert said["version"] == fastcomm.__version__
     assert said["complete"] is True
     assert (said["world_size"], said["expected"]) == (3, [0, 1, 2])
@@ -301,18 +301,25 @@ def test_a_store_of_a_store_is_the_same_run(traces, tmp_path):
     assert one == two
 
 
+def manifest(**members):
+    """Text of a manifest of the layout that is read."""
+    return json.dumps({"layout": LAYOUT, **members})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "damaged, not JSON"),
         ("[]", "damaged, not a JSON object"),
-        ('{"layout": 99}', "a store of layout 99, this fastcomm reads layout 2; remove"),
-        ("{}", "a store of layout None"),
-        ('{"layout": 2}', "damaged"),
-        ('{"layout": 2, "version": "1", "complete": true, "ranks": [], "more": 1}', "damaged"),
         (
-            '{"layout": 2, "version": "1", "complete": true, "ranks": [], "failed": [],'
-            ' "tables": []}',
+            '{"layout": 99}',
+            f"a store of layout 99, this fastcomm reads layout {LAYOUT}; remove",
+        ),
+        ("{}", "a store of layout None"),
+        (manifest(), "damaged"),
+        (manifest(version="1", complete=True, ranks=[], more=1), "damaged"),
+        (
+            manifest(version="1", complete=True, ranks=[], failed=[], tables=[]),
             "a store without a rank",
         ),
     ],

@@ -24,7 +24,7 @@ from fastcomm.formats.config import Config
 from fastcomm.formats.kineto import reader
 from fastcomm.formats.store import files, layout
 from fastcomm.formats.store import reader as store_reader
-from fastcomm.formats.store.layout import COLUMNS, MANIFEST
+from fastcomm.formats.store.layout import COLUMNS, LAYOUT, MANIFEST
 from fastcomm.info.info import info
 from fastcomm.ingest.ingest import ingest, plan
 from fastcomm.metrics.partial import Partial
@@ -249,6 +249,7 @@ def test_the_page_shows_the_results_of_its_queries():
 
 def test_the_page_lists_every_column_and_key(run):
     text = PAGE.read_text("utf-8")
+    assert f"| `layout` | layout of the store, {LAYOUT};" in text
     known = set(re.findall(r"`([^`\n]+)`", text))
     for path in (run / "store").glob("*.parquet"):
         assert set(pq.read_schema(path).names) <= known, path
