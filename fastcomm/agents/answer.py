@@ -22,7 +22,11 @@ CHARACTERS = 4  # of a token
 _MOST_TEXT = 700  # characters of a sentence
 _MOST_NAME = 110  # characters of a name in a row
 _DIGITS = 4
-_TOTALS_SHARE, _FIXED_SHARE = 0.45, 0.75  # of the characters, before rows are added
+_CAUTIONS_SHARE, _TOTALS_SHARE, _FIXED_SHARE = (
+    0.3,
+    0.45,
+    0.75,
+)  # of the characters, before rows are added
 _NS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns"))
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 # Ends of column names, and the units that they stand for.
@@ -68,6 +72,7 @@ class Answer:
     """
 
     about: str
+    cautions: tuple[str, ...] = ()  # that hold for all numbers, and come before them
     totals: tuple[Total, ...] = ()
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
     table: str | None = None
@@ -118,6 +123,7 @@ def rendered(answer: Answer, page: RowsPage) -> str:
     """
     most = page.tokens * CHARACTERS
     text = _Document(most)
+    text.add_items("caution", [*answer.cautions], _CAUTIONS_SHARE * most)
     text.add("about", shown(answer.about, _MOST_TEXT))
     # Who asks for more rows has seen the totals.
     totals = answer.totals if page.table is None and page.offset == 0 else answer.totals[:1]

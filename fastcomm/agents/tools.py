@@ -434,6 +434,7 @@ def compare(session: AgentSession, arguments: CompareArguments) -> Answer:
         ),
     ]
     return Answer(
+        cautions=comparison.differences,
         about=tables.headline(comparison),
         totals=tuple(totals),
         items=tuple(
@@ -448,7 +449,7 @@ def compare(session: AgentSession, arguments: CompareArguments) -> Answer:
         tables=comparison.to_arrow(),
         table="parts",
         unknown=tuple(("ranks", text) for text in comparison.incomplete),
-        notes=comparison.notes,
+        notes=comparison.other_notes,
         further=("table='values': every metric; with_kernels=true: kernels, too",),
     )
 

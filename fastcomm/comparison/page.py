@@ -59,7 +59,8 @@ def page(
             *([_kernels(comparison)] if comparison.kernels else []),
             _values(comparison),
         ),
-        warnings=(*comparison.incomplete, *comparison.notes),
+        cautions=comparison.differences,
+        warnings=(*comparison.incomplete, *comparison.other_notes),
     )
 
 

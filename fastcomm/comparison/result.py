@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # What `fastcomm compare` compares.
 COMPARED: tuple[KernelKey, ...] = ("name", "operator", "annotation")
+_UNKNOWN = "OTHER"  # parallelism of groups that no name or pattern tells
 _NUMBERS = ("before_ns", "after_ns", "effect_ns", "before_count", "after_count")
 _SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("by", "name", "category", "state")]
@@ -309,10 +310,18 @@ class Comparison(Result):
     parts: tuple[BreakdownChange, ...]
     values: tuple[Value, ...]  # every metric, in the order of the JSON
     notes: tuple[str, ...]  # why the runs might not be comparable
+    # Of the notes those on other ranks, another layout, other GPUs or other steps: all numbers
+    # compare unlike things, and outputs have these notes first.
+    differences: tuple[str, ...] = ()
     causes: tuple[CauseChange, ...] = ()  # that are new, gone or changed; the largest first
     incomplete: tuple[str, ...] = ()  # which ranks of which run are missing
     conditions_that_hold: tuple[str, ...] = ()  # of those that were judged
     kernels: KernelChanges | None = None  # None: not compared
+
+    @property
+    def other_notes(self) -> tuple[str, ...]:
+        """The notes that are no `differences`."""
+        return tuple(note for note in self.notes if note not in self.differences)
 
     @property
     def is_same(self) -> bool:
@@ -324,6 +333,7 @@ class Comparison(Result):
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
         return {
+            "differences": list(self.differences),
             "step": self.step.to_dict(),
             "causes": [cause.to_dict() for cause in self.causes],
             "parts": [value.to_dict() for value in self.parts],
@@ -417,28 +427,61 @@ def compare(
     values = {
         name: Value(name=name, before=old.get(name), after=new.get(name)) for name in names
     }
+    differences = (*_jobs(runs), *_differences(before, after))
     return Comparison(
         step=values["iteration.mean_ns"],
         causes=cause_changes(before, after),
         parts=_parts(values),
         values=tuple(values.values()),
-        notes=(*_jobs(runs), *_left_out(before, after, runs), *_notes(before, after)),
+        notes=(*differences, *_left_out(before, after, runs), *_steps(before, after)),
+        differences=differences,
         incomplete=tuple(line for item in runs.items() for line in _incomplete(*item)),
         kernels=kernel_changes(kernels) if kernels else None,
     )
 
 
 def _jobs(runs: Mapping[str, Object]) -> Iterator[str]:
-    """Yield a sentence each if the two runs have other numbers of ranks, or other GPUs."""
+    """Yield a sentence each if the jobs have other numbers of ranks, groups, or GPUs."""
     old, new = (expected_ranks_of(run) for run in runs.values())
     if old != new:
         yield (
             f"before is of a job of {counted(old, 'rank')}, after of one of {new}: a rank may "
             "have other work, and its communication other peers"
         )
+    yield from _layouts(*runs.values())
     old_gpus, new_gpus = (" and ".join(run.get("gpus") or ()) for run in runs.values())
     if old_gpus and new_gpus and old_gpus != new_gpus:
         yield f"before ran on {old_gpus}, after on {new_gpus}: kernels differ with the GPU"
+
+
+def _layouts(before: Object, after: Object) -> Iterator[str]:
+    """Yield a sentence if a parallelism has larger groups in one run than in the other.
+
+    A parallelism that only one run has counts if all groups of the other are known.
+    """
+    old, new = _group_sizes(before), _group_sizes(after)
+    are_known = old and new and not any(_UNKNOWN in sizes for sizes in (old, new))
+    join = set.union if are_known else set.intersection
+    compared = join({*old}, {*new}) - {_UNKNOWN}
+    if any(old.get(tag) != new.get(tag) for tag in compared):
+        yield (
+            f"before has another layout than after: {_layout(old)} before, {_layout(new)} "
+            "after; a rank has other work"
+        )
+
+
+def _group_sizes(run: Object) -> dict[str, int]:
+    """Return the size of the largest process group by parallelism, and by `_UNKNOWN`."""
+    sizes: dict[str, int] = {}
+    for group in run.get("groups") or ():
+        tag = group.get("tag") if group.get("tag") in TAGS else _UNKNOWN
+        sizes[tag] = max(sizes.get(tag, 1), group.get("size") or 1)
+    return sizes
+
+
+def _layout(sizes: Mapping[str, int]) -> str:
+    """Return sizes of groups as a text: "TP 4, PP 2"."""
+    return ", ".join(f"{tag} {sizes[tag]}" for tag in TAGS if tag in sizes)
 
 
 def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iterator[str]:
@@ -520,13 +563,9 @@ def _reasons(tag: str, values: Mapping[str, Value]) -> tuple[Value, ...]:
     return tuple(sorted(changed, key=lambda value: -abs(value.relative or 0)))
 
 
-def _notes(before: Object, after: Object) -> Iterator[str]:
-    """Yield the reasons why the two runs are not fully comparable."""
-    for key, noun in (("ranks", "rank"), ("iterations", "step")):
-        old, new = (_number(run.get(key)) for run in (before, after))
-        if old != new:
-            nouns = plural(1 if old == "1" else 2, noun)
-            yield f"before has {old} {nouns}, after {new}: totals are not comparable, means are"
+def _differences(before: Object, after: Object) -> Iterator[str]:
+    """Yield a sentence on each difference in what was measured: ranks, and kinds of steps."""
+    yield from _other_number(before, after, "ranks", "rank")
     old, new = (", ".join(run.get("iterations_found_by", ())) for run in (before, after))
     if old != new:
         yield f"steps are found by {old} before and by {new} after"
@@ -537,6 +576,19 @@ def _notes(before: Object, after: Object) -> Iterator[str]:
             f"steps are cut by the {old} clock before and by the {new} clock after; measure "
             "both with step boundary host"
         )
+
+
+def _steps(before: Object, after: Object) -> Iterator[str]:
+    """Yield a sentence if the runs have other numbers of steps."""
+    yield from _other_number(before, after, "iterations", "step")
+
+
+def _other_number(before: Object, after: Object, key: str, noun: str) -> Iterator[str]:
+    """Yield a sentence if the lists of a key in JSON have other lengths."""
+    old, new = (_number(run.get(key)) for run in (before, after))
+    if old != new:
+        nouns = plural(1 if old == "1" else 2, noun)
+        yield f"before has {old} {nouns}, after {new}: totals are not comparable, means are"
 
 
 def _incomplete(when: str, run: Object) -> Iterator[str]:

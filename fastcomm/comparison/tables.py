@@ -145,9 +145,11 @@ def _in_unit(name: str, value: float | None) -> TableCell:
 def show(comparison: Comparison, conditions: Sequence[str]) -> None:
     """Print the step, the parts of its change, and the largest other changes.
 
-    `conditions` are the texts of --fail-if; each is printed with whether it holds.
+    In what the jobs differ comes first, as it holds for all numbers below. `conditions` are the
+    texts of --fail-if; each is printed with whether it holds.
     """
     console = plain_console()
+    _show_notes(console, comparison.differences)
     text = headline(comparison)
     line = text if text.endswith(".") else f"[bold]{text}[/]"
     if comparison.incomplete:
@@ -165,12 +167,17 @@ def show(comparison: Comparison, conditions: Sequence[str]) -> None:
         console.print(shown(changed))
     for key, changes in (comparison.kernels or {}).items():
         _show_kernels(console, key, changes)
-    for note in comparison.notes:
-        for line in marked("[yellow]note:[/]", note):
-            say(console, line, hanging=2)
+    _show_notes(console, comparison.other_notes)
     for text in conditions:
         mark = "[red]FAIL[/]" if text in comparison.conditions_that_hold else "[green]ok[/]  "
         say(console, f"{mark} {escape(text)}", hanging=5)
+
+
+def _show_notes(console: Console, notes: Sequence[str]) -> None:
+    """Print notes on how far the runs can be compared."""
+    for note in notes:
+        for line in marked("[yellow]note:[/]", note):
+            say(console, line, hanging=2)
 
 
 def headline(comparison: Comparison) -> str:

@@ -296,6 +296,7 @@ class Page:
     sections: tuple[Section, ...]
     findings: tuple[PageFinding, ...] = ()
     health: str = ""  # in place of findings, where there are none
+    cautions: tuple[str, ...] = ()  # that hold for all numbers, and stand above them
     warnings: tuple[str, ...] = ()
     data: tuple[tuple[str, str], ...] = ()  # file beside the page, and what it has
     is_host_run: bool = False  # whether definitions are of a run without a device

@@ -164,6 +164,20 @@ def test_a_query_counts_what_a_run_has(runs):
     assert [error.partition(":")[0] for error in errors] == ["sql"] * 3
 
 
+def test_other_jobs_are_told_before_the_numbers_of_a_comparison(runs, tmp_path):
+    write(Job.of(ranks=2, steps=2, layers=1), tmp_path / "small")
+
+    async def session():
+        async with mcp_client.server(runs, tmp_path) as client:
+            both = {"before": "runs0/healthy", "after": f"{tmp_path.name}/small"}
+            return await ask(client, "compare", **both)
+
+    answer = run(session)
+    assert [*answer][:2] == ["caution", "about"]
+    assert "after of one of 2" in answer["caution"][0]
+    assert not any("after of one of 2" in note for note in answer.get("notes", ()))
+
+
 def test_what_is_wrong_is_one_line(runs, tmp_path):
     outside = tmp_path / "outside"
     shutil.copytree(runs / "slow", outside / "run")
@@ -341,7 +355,9 @@ def test_a_signal_ends_the_server_and_its_worker(runs, tmp_path, number):
         assert process.stderr.read() == b""
         if number != signal.SIGKILL:
             assert process.returncode == 128 + number
-            assert [*tmp_path.iterdir()] == []
+        while [*tmp_path.iterdir()] and time.monotonic() - begin < 5:
+            time.sleep(0.02)
+        assert [*tmp_path.iterdir()] == []
     finally:
         process.kill()
         process.communicate()

@@ -114,6 +114,55 @@ def test_runs_on_different_gpus_are_noted(metrics):
         assert not compare(unknown, after).notes
 
 
+def groups(**sizes):
+    return [{"tag": tag, "size": size} for tag, size in sizes.items()]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "layouts"),
+    [
+        (groups(TP=4, DP=2), groups(TP=2, DP=4), "DP 2, TP 4 before, DP 4, TP 2 after"),
+        (groups(TP=4, DP=2), groups(TP=8), "DP 2, TP 4 before, TP 8 after"),
+        (groups(TP=4, DP=2), groups(TP=4, DP=2), None),
+        (groups(TP=4), groups(TP=4, DP=2), "TP 4 before, DP 2, TP 4 after"),
+        # Groups that nothing names may be those of the other run's parallelism.
+        (groups(TP=4, OTHER=2), groups(TP=4, DP=2), None),
+        (groups(TP=4, OTHER=2), groups(TP=2, OTHER=4), "TP 4, OTHER 2 before, TP 2, OTHER 4"),
+        (groups(TP=4), [], None),
+    ],
+)
+def test_runs_of_another_layout_are_noted_where_their_groups_tell(
+    metrics, before, after, layouts
+):
+    found = compare({**metrics[0], "groups": before}, {**metrics[0], "groups": after})
+    assert [*found.differences] == [*found.notes]
+    if layouts is None:
+        assert not found.differences
+    else:
+        (note,) = found.differences
+        assert f"another layout than after: {layouts}" in note
+
+
+def test_what_makes_all_numbers_unlike_comes_before_them(metrics, tmp_path):
+    fewer = {**metrics[1], "ranks": [0, 1], "world_size": 2, "iterations": [10]}
+    for name, document in (("before", metrics[0]), ("after", fewer)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    both = [tmp_path / f"{name}.json" for name in ("before", "after")]
+    lines = call(*both, "--html", tmp_path / "page.html").stdout.splitlines()
+    assert lines[0].startswith("note: before is of a job of 4 ranks, after of one of 2")
+    step = next(k for k, line in enumerate(lines) if line.startswith("A step takes"))
+    assert all(line.startswith(("note: ", "  ")) for line in lines[:step])
+    last = next(line for line in lines[step:] if line.startswith("note: "))
+    assert last.startswith("note: before has 2 steps, after 1")
+    assert sum("is of a job of" in line for line in lines) == 1
+    document = json.loads(call(*both, "--json").stdout)
+    assert [*document][:3] == ["schema_version", "differences", "step"]
+    assert document["differences"] == document["notes"][: len(document["differences"])]
+    page = (tmp_path / "page.html").read_text()
+    assert page.index("is of a job of 4 ranks") < page.index("<h1>")
+    assert page.count("is of a job of 4 ranks") == 1
+
+
 def test_different_bytes_are_refused(metrics):
     with pytest.raises(ConfigError, match="both with the same bytes option"):
         compare(metrics[0], {**metrics[1], "bytes": "bus"})
