@@ -68,7 +68,8 @@ class Worker:
         """Start the process unless it runs, so that its imports are done before a request."""
         if self._process is not None and self._process.returncode is None:
             return
-        command = [sys.executable, "-P", "-m", "fastcomm.agents.worker", self.settings.text()]
+        module = [sys.executable, "-P", "-m", "fastcomm.agents.worker"]
+        command = [*module, self.settings.text(), str(self.scratch)]
         # A directory without files, so that no name of an argument is one.
         folder = self.scratch / "empty"
         folder.mkdir(exist_ok=True)

@@ -1,13 +1,16 @@
 """The process that computes for a server, which ends it if a request is canceled.
 
 It reads requests from stdin, a JSON object a line, and writes to stdout: progress, and the
-answer or error of each. It ends with its server, whose end closes stdin.
+answer or error of each. It ends with its server, whose end closes stdin, and removes the
+temporary directory of the server then, which a killed server cannot.
 """
 
+import atexit
 import json
 import logging
 import os
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -24,24 +27,29 @@ INTERNAL = "internal error of fastcomm; the log of the server has the traceback"
 
 
 def main() -> None:
-    """Answer the requests of stdin with the settings of the command line, one at a time."""
+    """Answer the requests of stdin one at a time.
+
+    The arguments of the command line are the settings and the temporary directory of the server.
+    """
     from fastcomm.process import handle
 
-    settings = json.loads(sys.argv[1])
+    settings, scratch = json.loads(sys.argv[1]), Path(sys.argv[2])
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not be taken for an answer
     handle()
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    threading.Thread(target=_read, args=(requests, scratch), daemon=True).start()
     serve(settings, requests, output)
 
 
-def _read(requests: "queue.SimpleQueue[str]") -> None:
+def _read(requests: "queue.SimpleQueue[str]", scratch: Path) -> None:
     """Pass on the lines of stdin; end this process and its workers with the server."""
     for line in sys.stdin:
         requests.put(line)
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_S)
+    shutil.rmtree(scratch, ignore_errors=True)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
