@@ -186,7 +186,7 @@ class EditOptions(CheckedOptions):
         "Set durations or the bandwidth of a link, as in link:TP=800Gbit/s.", "WHAT=VALUE"
     )
     heal: tuple[str, ...] = _edit(
-        "Make a rank or link as fast as its peers: rank:5, link:3-7.", "WHAT"
+        "Make a rank, stage or link as fast as its peers: rank:5, stage:2, link:3-7.", "WHAT"
     )
     remove: tuple[str, ...] = _edit(
         "Remove work or delays: op:Broadcast, wait:TP, launches, gaps.", "WHAT"

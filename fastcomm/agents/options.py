@@ -130,7 +130,7 @@ class WhatIfArguments(PathArguments):
 
     scale: tuple[str, ...] = _argument("Multiply durations: comm:TP=0.5, compute=0.9.", ())
     set: tuple[str, ...] = _argument("Set durations or a link: link:TP=800Gbit/s.", ())
-    heal: tuple[str, ...] = _argument("Make as fast as its peers: rank:5, link:3-7.", ())
+    heal: tuple[str, ...] = _argument("Make as its peers: rank:5, stage:2, link:3-7.", ())
     remove: tuple[str, ...] = _argument("Remove: wait:TP, launches, gaps, op:Broadcast.", ())
     overlap: tuple[str, ...] = _argument("Hide a parallelism under compute: DP.", ())
 

@@ -29,7 +29,7 @@ INTERNAL = "internal error of fastcomm; the log of the server has the traceback"
 def main() -> None:
     """Answer the requests of stdin one at a time.
 
-    The arguments of the command line are the settings and the temporary directory of the server.
+    Arguments of the command line are the settings, and the temporary directory of the server.
     """
     from fastcomm.process import handle
 

@@ -8,12 +8,14 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastcomm.critical_path.path import FoundPath
 from fastcomm.errors import ConfigError
 from fastcomm.graph.edits import Edit
 from fastcomm.graph.graph import EDGE_KIND
-from fastcomm.trace.columns import alike, filled, text_codes
+from fastcomm.trace.columns import alike, filled, members, text_codes
+from fastcomm.units import percent
 from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
 
 # Where one rank has most of the work in common, those with about as much are peers, too.
@@ -79,6 +81,37 @@ class OwnedEdges:
         count = np.array([len(self.members.get(at, ())) for at in self.arrival.tolist()])
         return alike(*names, size, count)[1]
 
+    @cached_property
+    def stage(self) -> dict[int, int]:
+        """Pipeline stage of each rank: its place among the ranks that messages of PP join.
+
+        Empty without such messages, or if ranks of the job are missing, whose places they are.
+        """
+        from scipy.sparse import coo_array  # a slow import, and few runs have messages
+        from scipy.sparse.csgraph import connected_components
+
+        ranks = np.array(self.critical.ranks, np.int64)
+        is_pp = filled(pc.equal(self.events["tag"], "PP"), 0).astype(np.bool_)[self.owner]
+        transfers = np.flatnonzero(is_pp & (self.arrival != NONE))
+        if not len(transfers) or len(ranks) < self.critical.across.expected_ranks:
+            return {}
+        graph = self.critical.graph
+        is_join = graph.kind == EDGE_KIND["join"]
+        joins = np.flatnonzero(is_join & np.isin(graph.target, self.arrival[transfers]))
+        node = np.append(graph.target[joins], self.arrival[transfers])
+        target = graph.target[transfers]
+        place = self.critical.across.rank_of[np.append(graph.source[joins], target)]
+        shape = (len(ranks), len(graph.event))
+        takes_part = coo_array((np.ones(len(node), np.int64), (place, node)), shape)
+        count, number = connected_components(takes_part @ takes_part.T, directed=False)
+        pipelines = (np.sort(ranks[rows]) for rows in members(number, count))
+        return {
+            rank: place
+            for one in pipelines
+            for place, rank in enumerate(one.tolist())
+            if len(one) > 1
+        }
+
     def between(self, pair: Collection[int]) -> Ints:
         """Return the transfers in which all of some ranks take part, as edges."""
         nodes = [at for at, ranks in self.members.items() if set(pair) <= set(ranks)]
@@ -116,13 +149,48 @@ def transfers(step: OwnedEdges, weight: Ints, edges: Ints, edit: Edit) -> Ints:
     return weights
 
 
+class _ComparedWork:
+    """The work of a step whose counterparts on other ranks are known by name and order.
+
+    Work corresponds if it has the same name and is the n-th of that name on its rank.
+    """
+
+    def __init__(self, step: OwnedEdges) -> None:
+        """Number the work: `name` is equal where names are, `key` where also the order is."""
+        graph = step.critical.graph
+        is_used = np.isin(graph.kind, [EDGE_KIND[kind] for kind in _KINDS])
+        self.edges = np.flatnonzero(is_used & (step.arrival == NONE))
+        self.rank = step.rank[self.edges]
+        names = text_codes(step.events["name"])
+        behind = graph.event[graph.target[self.edges]]
+        place = np.searchsorted(step.rows, behind).clip(max=len(step.rows) - 1)
+        behind_name = np.where(step.rows[place] == behind, names[place], NONE)
+        is_end = graph.is_end[graph.target[self.edges]].astype(np.int8)
+        own_name = names[step.owner[self.edges]]
+        _, self.name = alike(graph.kind[self.edges], own_name, behind_name, is_end)
+        _, self.key = alike(self.name, _occurrence(self.name, self.rank))
+
+    def peers(self, number: int, healed: Collection[int]) -> list[int]:
+        """Return the ranks that have most of the work of a rank, without those to heal."""
+        same = np.isin(self.key, self.key[self.rank == number])
+        common = {
+            other: int((same & (self.rank == other)).sum())
+            for other in np.unique(self.rank).tolist()
+            if other not in healed
+        }
+        most = max(common.values(), default=0)
+        peers = [other for other, count in common.items() if most and count == most]
+        if len(peers) == 1:
+            peers = [other for other, count in common.items() if count >= _ALIKE * most]
+        return peers
+
+
 def of_ranks(
     step: OwnedEdges, weight: Ints, healed: Collection[int], edit: Edit
 ) -> tuple[Ints, Ints]:
     """Return the edges of ranks that their peers have, and the median of the peers' weights.
 
-    Work corresponds if it has the same name and is the n-th of that name on its rank. Peers are
-    the other ranks that have most of the work of a rank. Transfers stay.
+    Peers are the other ranks that have most of the work of a rank. Transfers stay.
 
     Parameters
     ----------
@@ -141,38 +209,70 @@ def of_ranks(
         If no other rank has the same work.
 
     """
-    graph = step.critical.graph
-    is_used = np.isin(graph.kind, [EDGE_KIND[kind] for kind in _KINDS])
-    edges = np.flatnonzero(is_used & (step.arrival == NONE))
-    rank = step.rank[edges]
-    names = text_codes(step.events["name"])
-    behind = graph.event[graph.target[edges]]
-    place = np.searchsorted(step.rows, behind).clip(max=len(step.rows) - 1)
-    behind_name = np.where(step.rows[place] == behind, names[place], NONE)
-    is_end = graph.is_end[graph.target[edges]].astype(np.int8)
-    _, key = alike(graph.kind[edges], names[step.owner[edges]], behind_name, is_end)
-    _, key = alike(key, _occurrence(key, rank))
+    work = _ComparedWork(step)
     changed, weights = [], []
     for number in healed:
-        own = np.flatnonzero(rank == number)
-        same = np.isin(key, key[own])
-        common = {
-            other: int((same & (rank == other)).sum())
-            for other in np.unique(rank).tolist()
-            if other not in healed
-        }
-        most = max(common.values(), default=0)
-        if not most:
+        peers = work.peers(number, healed)
+        if not peers:
             raise ConfigError(f"{edit}: no other rank has the work of rank {number} to compare")
-        peers = [other for other, count in common.items() if count == most]
-        if len(peers) == 1:
-            peers = [other for other, count in common.items() if count >= _ALIKE * most]
-        of_peers = np.flatnonzero(np.isin(rank, peers))
-        medians = _medians(key[of_peers], weight[edges[of_peers]], key[own])
+        own = np.flatnonzero(work.rank == number)
+        of_peers = np.flatnonzero(np.isin(work.rank, peers))
+        medians = _medians(work.key[of_peers], weight[work.edges[of_peers]], work.key[own])
         is_known = ~np.isnan(medians)
-        changed.append(edges[own[is_known]])
+        changed.append(work.edges[own[is_known]])
         weights.append(medians[is_known].astype(np.int64))
     return np.concatenate(changed), np.concatenate(weights)
+
+
+def of_stages(
+    step: OwnedEdges, weight: Ints, healed: Collection[int], edit: Edit
+) -> tuple[Ints, Ints]:
+    """Return the edges of whole stages that other stages have, and the weights of these.
+
+    A weight is the median of all ranks of the other stages. What a stage does more often than
+    most of them takes no time; what no other stage does, such as the head, stays.
+
+    Parameters
+    ----------
+    step
+        The step.
+    weight
+        Of all edges, ns.
+    healed
+        Numbers of the ranks of the stages.
+    edit
+        For the error.
+
+    Raises
+    ------
+    ConfigError
+        If no other stage is there, or less than half of the time of a stage is in work that
+        others have.
+
+    """
+    work = _ComparedWork(step)
+    own = np.flatnonzero(np.isin(work.rank, [*healed]))
+    others = np.setdiff1d(np.arange(len(work.edges)), own)
+    if not len(others):
+        raise ConfigError(f"{edit}: there is no other stage to compare")
+    key, name = work.key[others], work.name[others]
+    medians = _medians(key, weight[work.edges[others]], work.key[own])
+    ranks_with = np.searchsorted(np.sort(key), work.key[own], "right")
+    ranks_with = ranks_with - np.searchsorted(np.sort(key), work.key[own], "left")
+    is_rare = 2 * ranks_with < len(np.unique(work.rank[others]))
+    is_shared = np.isin(work.name[own], name)
+    edges = work.edges[own]
+    took = weight[edges] * (
+        step.own[edges] & step.critical.on_device[step.critical.graph.target[edges]]
+    )
+    if 2 * took[is_shared].sum() < took.sum():
+        share = 1 - took[is_shared].sum() / took.sum()
+        raise ConfigError(
+            f"{edit}: other stages have other work: {percent(share)} of the device time of "
+            "this one is in kernels that no other stage has"
+        )
+    weights = np.where(is_rare, 0.0, medians)[is_shared]
+    return edges[is_shared], weights.astype(np.int64)
 
 
 def _occurrence(key: Ints, rank: Ints) -> Ints:

@@ -9,7 +9,7 @@ wait for it. All other events keep their order, and close the gap.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -73,10 +73,18 @@ class EditedStep:
 class StepEvents(TextColumns):
     """The events of a step, as edits select them."""
 
-    def __init__(self, events: pa.Table, ranks: pa.Array, *, is_host_run: bool = False) -> None:
+    def __init__(
+        self,
+        events: pa.Table,
+        ranks: pa.Array,
+        stages: Mapping[int, int],
+        *,
+        is_host_run: bool = False,
+    ) -> None:
         """Take a table of the columns `rules.EVENT`, and the rank of each of its rows.
 
-        In a run of the host, compute is what operators take that enqueue no collective.
+        `stages` are pipeline stages by rank, as far as they are known. In a run of the host,
+        compute is what operators take that enqueue no collective.
         """
         on_device = events["is_device"].fill_null(False)
         is_comm = pc.is_valid(events["op"])
@@ -103,6 +111,7 @@ class StepEvents(TextColumns):
                 "host": where(pc.invert(on_device), "host"),
                 "kernel": where(on_device, events["name"]),
                 "rank": ranks.cast(pa.string()),
+                "stage": pa.array([stages.get(rank) for rank in ranks.to_pylist()], pa.int64()),
                 "stream": events["stream"].cast(pa.string()),
                 "thread": events["thread"],
                 "name": events["name"],
@@ -148,7 +157,7 @@ class Replay(peers.OwnedEdges):
         rank[self.owner] = self.rank
         ranks = pa.array(rank, mask=self.rows == NONE)
         is_host_run = self.critical.about.is_host_run
-        return StepEvents(self.events, ranks, is_host_run=is_host_run)
+        return StepEvents(self.events, ranks, self.stage, is_host_run=is_host_run)
 
     def edited(self, edits: Sequence[Edit]) -> Constraints:
         """Return the constraints after edits in their order.
@@ -252,13 +261,27 @@ class Replay(peers.OwnedEdges):
 
     def _heal(self, now: Constraints, edit: Edit) -> None:
         keys = {key for key, _ in conditions(edit.target)}
-        if keys not in ({"rank"}, {"link"}):
-            raise ConfigError(f"{edit}: expected rank:5 or link:3-7")
+        if keys not in ({"rank"}, {"stage"}, {"link"}):
+            raise ConfigError(f"{edit}: expected rank:5, stage:2 or link:3-7")
         self._check_joined(edit)
         if keys == {"link"}:
             edges = self._edges(edit, transfers=True)
             now.weight[edges] = peers.transfers(self, now.weight, edges, edit)
             return
+        self._check_alike(edit)
+        if keys == {"stage"} and not self.stage:
+            raise ConfigError(
+                f"{edit}: the stages of ranks are unknown: they need messages of pipeline "
+                "parallelism, and the traces of all ranks"
+            )
+        is_healed = self.own & select(self.selectable, edit.target)[self.owner]
+        healed = np.unique(self.rank[is_healed]).tolist()
+        as_peers = peers.of_stages if keys == {"stage"} else peers.of_ranks
+        edges, weights = as_peers(self, now.weight, healed, edit)
+        now.weight[edges] = weights
+
+    def _check_alike(self, edit: Edit) -> None:
+        """Raise ConfigError if the work of a rank has no counterparts on others."""
         if self.critical.about.is_host_run:
             raise ConfigError(
                 f"{edit}: ranks are not healed in runs of the host, whose operators differ in "
@@ -269,10 +292,6 @@ class Replay(peers.OwnedEdges):
                 f"{edit}: ranks are not healed in execution traces, which do not tell whose "
                 "operations correspond; shorten what the rank does more: scale rank:5=0.8"
             )
-        is_healed = self.own & select(self.selectable, edit.target)[self.owner]
-        healed = np.unique(self.rank[is_healed]).tolist()
-        edges, weights = peers.of_ranks(self, now.weight, healed, edit)
-        now.weight[edges] = weights
 
     def _overlap(self, now: Constraints, edit: Edit) -> None:
         """Hide communication under compute of its rank, as far as there is as much."""

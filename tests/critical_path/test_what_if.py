@@ -1,6 +1,8 @@
 """Test what-ifs: a step replayed with edits, and the language of edits."""
 
+import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -232,6 +234,75 @@ def test_the_slow_rank_is_among_the_candidates_of_a_large_run(tmp_path):
     candidates = fastcomm.open(tmp_path).critical_path().what_if().candidates
     healed = [one.edit.text for one in candidates if one.edit.text.startswith("heal rank")]
     assert healed[0] == "heal rank:37"
+
+
+PIPELINE = Job.of(8, tp=1, pp=4, dp=2, steps=2, layers=2, straggler=5, fault="imbalanced_stage")
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory):
+    """Paths of a job whose stage 2 has more work than the others, and of the even job."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    for name, job in (("uneven", PIPELINE), ("even", replace(PIPELINE, straggler=None))):
+        write(job, folder / name)
+    return {name: fastcomm.open(folder / name) for name in ("uneven", "even")}
+
+
+def test_a_healed_stage_takes_the_step_of_the_even_job(pipelines):
+    path = pipelines["uneven"].critical_path()
+    even = pipelines["even"].critical_path().what_if(heal=["stage:0"])
+    healed = path.what_if(heal=["stage:2"])
+    assert healed.before_ns > 1.02 * even.before_ns
+    assert healed.after_ns == pytest.approx(even.before_ns, rel=0.003)
+    for other in ("stage:0", "stage:1", "stage:3"):
+        after = path.what_if(heal=[other]).after_ns
+        assert after == pytest.approx(healed.before_ns, rel=0.005)
+    assert healed.to_dict()["interval"]["edit_error_of"] == (
+        "no validated prediction of heal stage"
+    )
+    slower = path.what_if(scale=["stage:2+compute=2"]).after_ns
+    assert slower > 1.5 * healed.before_ns
+
+
+def test_the_finding_on_a_stage_has_its_what_if(pipelines):
+    (finding,) = (
+        one for one in pipelines["uneven"].metrics().findings if one.kind == "imbalanced_stage"
+    )
+    assert finding.fix.edit.heal == ("stage:2",)
+
+
+def test_a_stage_that_no_ranks_have_is_refused(pipelines):
+    path = pipelines["uneven"].critical_path()
+    with pytest.raises(ConfigError, match=r"matches nothing: there is stage:0-3"):
+        path.what_if(heal=["stage:7"])
+    with pytest.raises(ConfigError, match="there is no other stage to compare"):
+        path.what_if(heal=["stage:0-3"])
+    with pytest.raises(ConfigError, match="expected rank:5, stage:2 or link:3-7"):
+        path.what_if(heal=["stage:2+rank:5"])
+
+
+def test_stages_are_unknown_without_messages_or_without_all_ranks(tmp_path, pipelines):
+    path = two_ranks(tmp_path, (30, 50), 30, (45, 20))
+    with pytest.raises(ConfigError, match="the stages of ranks are unknown"):
+        path.what_if(heal=["stage:0"])
+    some = replace(pipelines["uneven"].critical_path())
+    fewer = replace(some, join=replace(some.across, expected_ranks=9))
+    with pytest.raises(ConfigError, match="and the traces of all ranks"):
+        fewer.what_if(heal=["stage:2"])
+
+
+def test_a_stage_with_other_work_is_not_healed(tmp_path):
+    write(Job.of(2, tp=1, pp=2, dp=1, steps=2, layers=1, straggler=None), tmp_path)
+    assert fastcomm.open(tmp_path).critical_path().what_if(heal=["stage:1"]).after_ns > 0
+    (last,) = tmp_path.glob("rank1.*")
+    document = json.loads(gzip.decompress(last.read_bytes()))
+    for event in document["traceEvents"]:
+        if event.get("cat") == "kernel" and "nccl" not in event["name"]:
+            event["name"] = f"own_{event['name']}"
+    last.write_bytes(gzip.compress(json.dumps(document).encode()))
+    path = fastcomm.open(tmp_path).critical_path()
+    with pytest.raises(ConfigError, match="other stages have other work: 99.8 % of the device"):
+        path.what_if(heal=["stage:1"])
 
 
 def test_candidates_select_kernels_of_long_names_by_words_of_their_own(tmp_path):

@@ -74,7 +74,7 @@ def test_the_command_without_edits_prints_candidates(tmp_path):
         (["--set", "comm=1"], "duration '1'"),
         (["--set", "comm=ideal"], "ideal times are those of fastcomm stragglers"),
         (["--set", "link:TP=fast"], "invalid bandwidth 'fast'"),
-        (["--heal", "comm"], "expected rank:5 or link:3-7"),
+        (["--heal", "comm"], "expected rank:5, stage:2 or link:3-7"),
         (["--scale", "comm=1e18"], "'1e18': expected a number from 1e-06 to 1000000, or 0"),
         (["--scale", "comm=1e-7"], "factor '1e-7'"),
         (

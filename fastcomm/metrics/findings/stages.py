@@ -1,9 +1,11 @@
 """Pipeline stages with more work than the others, which wait for them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.metrics.findings.finding import Evidence, Finding, Next, per_step
+from fastcomm.metrics.findings.finding import Evidence, Finding, Fix, Next, per_step
 from fastcomm.metrics.findings.stragglers import COMPARED
 from fastcomm.metrics.findings.suspects import (
     Measurements,
@@ -15,6 +17,7 @@ from fastcomm.metrics.findings.suspects import (
     step_facts,
 )
 from fastcomm.metrics.outliers import lower_median, peers_of
+from fastcomm.options import EditOptions
 from fastcomm.trace.run import ranges
 from fastcomm.units import plural
 from fastcomm_kernels.arrays import Floats
@@ -85,6 +88,17 @@ def describe(measured: Measurements, of: Suspect) -> Finding:
         f"+{per_step(cost, measured.step_ns, 'compute', of.cost)}.",
         next=Next(command="critical-path", purpose="which stage the path goes through"),
         picture=COMPARED,
+        fix=_as_others(names),
+    )
+
+
+def _as_others(stages: Sequence[int]) -> Fix | None:
+    """Return the fix that gives stages the work of the others; None for stages far apart."""
+    if stages[-1] - stages[0] >= len(stages):
+        return None
+    edit = EditOptions(heal=(f"stage:{ranges(stages)}",))
+    return Fix(
+        edit=edit, text=f"With the compute of the other stages in stage {ranges(stages)}"
     )
 
 
