@@ -40,7 +40,7 @@ ifndef ABREAST
 endif
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint kernels modules unit coverage docs pages bench bench-check bench-compare bench-scale soak soak-tests soak-bars fuzz clean \
-	walk jobs hangs trainer dist least release-check
+	walk jobs hangs trainer trainer-cost dist least release-check
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,7 +120,12 @@ hangs: .venv/.runtime .venv-jobs/.torch ## Record jobs that hang and jobs that d
 
 trainer: .venv-jobs/.torch ## Train real jobs that report on themselves, with faults of ranks, disks and loaders, and check what they write
 	.venv-jobs/bin/python -m pip install --quiet --editable .
+	.venv-jobs/bin/python -m pip install --quiet lightning transformers accelerate torchtitan
 	.venv-jobs/bin/python tests/jobs/trainer/check.py build/trainer
+
+trainer-cost: .venv-jobs/.torch ## Measure what the profiler of `fastcomm.torch` costs a real job, without and with it in turn
+	.venv-jobs/bin/python -m pip install --quiet --editable .
+	.venv-jobs/bin/python tests/jobs/trainer/cost.py build/trainer-cost
 
 walk: ## Do what a newcomer does, in an empty clone of this commit, and time it
 	docs/walk.sh

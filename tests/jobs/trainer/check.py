@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from fastcomm.trace.run import named_ranks
@@ -149,7 +150,42 @@ def two_jobs(directory):
     assert all(window.metrics().ranks == tuple(range(RANKS)) for window in windows)
 
 
-CASES = (straggler, loader, dies, full, two_jobs)
+def lightning(directory):
+    """The callback for Lightning on its page writes its window."""
+    callback(directory, "lightning")
+
+
+def hugging_face(directory):
+    """The callback for Hugging Face on its page writes its window."""
+    callback(directory, "transformers")
+
+
+def torchtitan(directory):
+    """What stands in for torchtitan's profiler on its page records a window."""
+    callback(directory, "torchtitan")
+
+
+def callback(directory, package):
+    """Train with the code of the docs in the trainer of a package, where it is installed."""
+    if find_spec(package) is None:
+        print(f"{package} is not installed: pip install {package}")
+        return
+    directory.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, str(_WORKER.with_name("callbacks.py")), package],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert warnings(done.stderr) == []
+    assert "the page of this window" in done.stdout
+    assert [*by_step(directory / "traces")] == [13]
+
+
+CASES = (straggler, loader, dies, full, two_jobs, lightning, hugging_face, torchtitan)
 
 
 def main():
