@@ -19,13 +19,14 @@ from fastcomm_kernels.arrays import Floats
 
 _MS = 1e6
 _PIXELS = 1000  # pieces of a lane closer than 1/1000 of the step are drawn as one
-_LOOK_ORDER = ("compute", *TAGS, "memcpy", "gap", "host")
+_LOOK_ORDER = ("compute", "graph", *TAGS, "memcpy", "gap", "host")
 _MOST_RANKS = 24
 _MOST_NAMES = 40
 _MOST_ROWS = 64  # of the table of ranks
 _TAGGED = "gpu_communication_bound"
 _LOOKS = {
     "gpu_compute_bound": "compute",
+    "gpu_graph_bound": "graph",
     _TAGGED: "OTHER",
     "gpu_memory_bound": "memcpy",
     "gpu_kernel_kernel_overhead": "gap",
@@ -185,9 +186,9 @@ def _merged(
 
 def _look_label(look: str) -> str:
     """Return the text of a look in the legend: "TP communication", "copy"."""
-    return {"gap": "gap", "host": "host", "memcpy": "copy", "compute": "compute"}.get(
-        look, f"{look} communication"
-    )
+    own = {"memcpy": "copy", "graph": "whole CUDA graph"}
+    plain = ("gap", "host", "compute")
+    return look if look in plain else own.get(look, f"{look} communication")
 
 
 def page(path: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) -> Page:

@@ -29,7 +29,7 @@ from fastcomm.trace.columns import alike, filled, first_seen, lookup, text_codes
 from fastcomm.trace.events import lane_streams
 from fastcomm.trace.host_names import LOCKING_CALL
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.schema import KIND, KINDS, OPS
+from fastcomm.trace.schema import KIND, KINDS, OPS, WHOLE_GRAPH
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
@@ -58,6 +58,7 @@ CLASSES = (
     "data_loading",
     "gpu_communication_bound",
     "gpu_compute_bound",
+    "gpu_graph_bound",  # CUDA graphs without the kernels inside
     "gpu_kernel_kernel_overhead",
     "gpu_kernel_launch_overhead",
     "gpu_memory_bound",  # copies and memsets
@@ -271,7 +272,9 @@ def _owner_class(owner: EventFact, loads: Sequence[str]) -> str:
         return "cpu_bound"
     if op is not None:
         return "gpu_communication_bound"
-    return "gpu_compute_bound" if kind == "kernel" else "gpu_memory_bound"
+    if kind != "kernel":
+        return "gpu_memory_bound"
+    return "gpu_graph_bound" if name == WHOLE_GRAPH else "gpu_compute_bound"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

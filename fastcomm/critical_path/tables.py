@@ -24,6 +24,7 @@ LABELS = {
     "data_loading": "host: data loading",
     "host_gap": "host: between operators",
     "gpu_compute_bound": "device: compute",
+    "gpu_graph_bound": "device: whole CUDA graphs",
     "gpu_memory_bound": "device: copies",
     "gpu_communication_bound": "device: communication",
     "gpu_kernel_kernel_overhead": "device: between kernels",

@@ -28,6 +28,7 @@ from fastcomm.graph.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.trace.columns import filled
 from fastcomm.trace.host_names import DISTRIBUTED_OPERATOR
 from fastcomm.trace.run import ranges
+from fastcomm.trace.schema import WHOLE_GRAPH
 from fastcomm.units import format_ns
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
@@ -90,7 +91,8 @@ class StepEvents(TextColumns):
         is_comm = pc.is_valid(events["op"])
         is_kernel = pc.fill_null(pc.equal(events["kind"], "kernel"), False)
         work = pc.and_not(on_device, is_comm)
-        compute = pc.and_(work, is_kernel)
+        is_graph = pc.equal(events["name"], WHOLE_GRAPH).fill_null(False)
+        compute = pc.and_not(pc.and_(work, is_kernel), is_graph)
         if is_host_run:
             is_operator = pc.fill_null(pc.equal(events["kind"], "cpu_op"), False)
             enqueues = pc.match_substring_regex(events["name"], DISTRIBUTED_OPERATOR)

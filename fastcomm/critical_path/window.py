@@ -35,7 +35,10 @@ _ALL = 1 << 62
 _ON_HOST = ("annotation", "cpu_op", "runtime", "python", "other")
 _WORK = [KIND[name] for name in ("kernel", "memcpy", "memset")]
 _ACTIVE = [*_WORK, KIND["cpu_op"], KIND["runtime"]]
-_ON_DEVICE = ("gpu_compute_bound", "gpu_memory_bound", "gpu_communication_bound")
+_ON_DEVICE = (
+    *("gpu_compute_bound", "gpu_graph_bound", "gpu_memory_bound"),
+    "gpu_communication_bound",
+)
 _NOTEWORTHY = 0.1  # share of the path from which a note is due
 _BUSY = 0.9  # share of the path from which the device counts as busy
 # Copies that their call waits for, whatever its name.

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.device_work.names import COMMUNICATION, categories, short_label, short_name
+from fastcomm.device_work.names import WAITING, categories, short_label, short_name
 from fastcomm.device_work.options import KernelKey
 from fastcomm.trace.columns import filled, first_seen
 from fastcomm.trace.events import EventRows, enclosing
@@ -124,13 +124,15 @@ class Work:
         return self.trace.events["lane"].to_numpy()[self.rows], texts
 
     def _passes(self) -> Labels:
-        """Label compute and copies by their pass; communication is a label of its own."""
+        """Label compute and copies by their pass; others have their category."""
         call = np.where(self.launch >= 0, self.launch, self.rows)
         is_host = self.events.kind[call] == KIND["host_work"]
         call[is_host] = self._operators_of(call[is_host])
         code = passes(self.events, self.rows, call)
-        code[self.is_comm[self.rows]] = len(PASSES)
-        return code.astype(np.int32), (*PASSES, COMMUNICATION)
+        category, labels = self.categories
+        for place, label in enumerate(WAITING, len(PASSES)):
+            code[category == labels.index(label)] = place
+        return code.astype(np.int32), (*PASSES, *WAITING)
 
     def _operators_of(self, rows: Ints) -> Ints:
         """Return the rows of the operators around work of the host, or else its own rows.

@@ -18,7 +18,7 @@ from fastcomm.checks import shortened
 from fastcomm.device_work.attribution import Work, absent_name
 from fastcomm.device_work.costs import WorkCosts
 from fastcomm.device_work.formulas import MATRIX, RULES
-from fastcomm.device_work.names import COMMUNICATION, COPY
+from fastcomm.device_work.names import COPY, WAITING
 from fastcomm.hardware.gpus import Roof, StepFlops
 from fastcomm.units import counted, percent
 from fastcomm_kernels.arrays import Floats, Ints
@@ -103,7 +103,7 @@ class RankFlops:
             without_peak=float(flops[np.isnan(at_peak)].sum()),
             matrix_ns=whole,
             covered_ns=covered,
-            compute_ns=sum(time.values()) - time[COMMUNICATION] - time[COPY],
+            compute_ns=sum(time.values()) - sum(time[label] for label in (*WAITING, COPY)),
             kinds_ns={label: time[label] for label in MATRIX},
             memory_bound_ns=int(
                 duration[costs.is_memory_bound[chosen] & (category != labels.index(COPY))].sum()

@@ -13,7 +13,7 @@ grow with the number of events. Numbers, sums and extremes are exact.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import SchemaError
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import KIND
+from fastcomm.trace.schema import KIND, WHOLE_GRAPH
 from fastcomm_kernels import grouping
 from fastcomm_kernels.arrays import Floats, Ints, Numbers
 from fastcomm_kernels.grouping import BITS
@@ -192,36 +192,44 @@ def statistics(sums: KeySums, durations: Distribution, names: pa.Array) -> pa.Ta
 
 
 COMMUNICATION, COPY, OTHER = "communication", "copy", "other"
+GRAPH = "whole graph"  # a CUDA graph without the kernels inside
+# In place of lookaround, which RE2 does not have.
+_BEGIN, _END = "(?:^|[^a-z])", "(?:[^a-z]|$)"
+_NOT_CONVERT = "(?:[^e]|e[^r]|er[^t]|e?r?$)"
+_NOT_GEMM = "(?:[^_]|_[^g]|_g[^e]|_ge[^m]|_gem[^m]|$|_$|_g$|_ge$|_gem$)"
 # Categories of kernels by their names, the first match first. The names are those of PyTorch,
 # cuBLAS and cuDNN, CUTLASS, hipBLASLt (Cijk_), MIOpen, Composable Kernel, FlashAttention,
 # TensorRT-LLM, vLLM, Transformer Engine, Apex, FBGEMM and Inductor, as traces have them.
 _PATTERNS = {
-    "attention": r"flash_(?:fwd|bwd)|flash_attn|fmha|attention|(?<![a-z])mha_|sdpa|paged_attn"
-    r"|flashattn|(?<![a-z])flash::",
+    "attention": rf"flash_(?:fwd|bwd)|flash_attn|fmha|attention|{_BEGIN}mha_|sdpa|paged_attn"
+    rf"|flashattn|{_BEGIN}flash::",
     "pooling": r"(?:max|avg|average)_?pool|pooling",
-    "convolution": r"^(?!.*cutlass::gemm).*(?:conv(?!ert)|wgrad(?!_gemm)|dgrad|[fp]prop"
+    "convolution": rf"conv{_NOT_CONVERT}|wgrad{_NOT_GEMM}|dgrad|[fp]prop"
     r"|winograd|igemm|nchwto|nhwcto|nchw2|cnhw2|batched_transpose|im2col|scudnn"
-    r"|cutlass_cudnn|bwd_weight|bwd_data)",
-    "GEMM": r"(?<!fb)gemm|gemv|cublas|nvjet|cijk_|matmul|(?<![a-z])[bm]mm(?:_|$)|splitkreduce"
-    r"|cutlass|xmma|dot_kernel|_mma_|fc-dtype|epilogue::impl",
-    "normalization": r"(?:layer|batch|group|rms|instance)_?norm|(?<![a-z])bn_[fb]w|welford"
+    r"|cutlass_cudnn|bwd_weight|bwd_data",
+    "GEMM": rf"(?:^|[^b]|^b|[^f]b)gemm|gemv|cublas|nvjet|cijk_|matmul|{_BEGIN}[bm]mm(?:_|$)"
+    r"|splitkreduce|cutlass|xmma|dot_kernel|_mma_|fc-dtype|epilogue::impl",
+    "normalization": rf"(?:layer|batch|group|rms|instance)_?norm|{_BEGIN}bn_[fb]w|welford"
     r"|gammabeta|rowwisemoments|norm_grad|normfwd|normbwd",
-    "softmax and loss": r"softmax|nll_loss|cross_entropy|(?<![a-z])[bc]ce_|mse_loss|kl_div",
-    "routing of experts": r"(?<![a-z])moe(?![a-z])|routing|expert|topkgating|permute_.*token"
+    "softmax and loss": rf"softmax|nll_loss|cross_entropy|{_BEGIN}[bc]ce_|mse_loss|kl_div",
+    "routing of experts": rf"{_BEGIN}moe{_END}|routing|expert|topkgating|permute_.*token"
     r"|token_permut|^_?(?:un)?permute_kernel",
-    "embedding and indexing": r"embedding|index|gather|scatter|nonzero|(?<![a-z])tbe_"
+    "embedding and indexing": rf"embedding|index|gather|scatter|nonzero|{_BEGIN}tbe_"
     r"|masked_select|sparse|segment_reduce|jagged|permute_[12]d|bounds_check|reshape_and_cache"
     r"|indices|pooled_emb|bucketize|to_dense|compute_grad_weight",
-    "optimizer": r"multi_tensor|adam|(?<![a-z])lamb(?![a-z])|(?<![a-z])sgd|adagrad|foreach",
-    "sort and scan": r"sort|radix|topk|(?<![a-z])scan|devicescan|cumsum|unique|histogram",
-    "fused": r"^triton_|(?<![a-z])fused_",
-    "reduction": r"reduce|reduction|(?<![a-z])sum_|(?<![a-z])norm_",
-    "elementwise": r"elementwise|functor|(?<![a-z])copy|catarray|fill|dropout|gelu|silu|relu"
+    "optimizer": rf"multi_tensor|adam|{_BEGIN}lamb{_END}|{_BEGIN}sgd|adagrad|foreach",
+    "sort and scan": rf"sort|radix|topk|{_BEGIN}scan|devicescan|cumsum|unique|histogram",
+    "fused": rf"^triton_|{_BEGIN}fused_",
+    "reduction": rf"reduce|reduction|{_BEGIN}sum_|{_BEGIN}norm_",
+    "elementwise": rf"elementwise|functor|{_BEGIN}copy|catarray|fill|dropout|gelu|silu|relu"
     r"|sigmoid|transpose|philox|distribution|quant|cast|tensorop|pointwise|where|arange"
     r"|rotary|rope_|fp8|tanh|threshold|reciprocal|eq_kernel|^(?:add|sub|mul|div|divide|clip|neg|log|exp|aten::)",
 }
-_CATEGORIES = tuple((name, re.compile(text, re.IGNORECASE)) for name, text in _PATTERNS.items())
-CATEGORIES = (COMMUNICATION, *_PATTERNS, COPY, OTHER)
+# Names that match are of no such category.
+_EXCEPTIONS = {"convolution": "cutlass::gemm"}
+CATEGORIES = (COMMUNICATION, *_PATTERNS, COPY, GRAPH, OTHER)
+# Categories of work that may wait for other ranks: no rank is slow at it.
+WAITING = (COMMUNICATION, GRAPH)
 _HOST = "host"  # of the operators of a run without an accelerator
 _LONGEST = 4096  # letters of a name that are looked at
 _NUMBERED = re.compile(r"(?<=#)\d+$")
@@ -231,6 +239,7 @@ _WRAPPED_TYPE = re.compile(r"\bcutlass\w*::device_kernel<(?:[\w:]*enable_\w+<)?(
 _CUTLASS = re.compile(r"(?:void )?cutlass")
 _SPECIAL = "(anonymous namespace)"
 _PAIRS = {"<": ">", "(": ")"}
+_BRACKETS = re.compile("([<>()])")
 _DOTS = "…"
 
 
@@ -255,16 +264,16 @@ def short_name(name: str) -> str:
 def _folded(name: str) -> str | None:
     """Return a name with dots inside its outer brackets; None if brackets do not match."""
     parts, closing = [], [""]
-    for letter in name:
+    for part in _BRACKETS.split(name):
         is_outside = len(closing) == 1
-        if letter == closing[-1]:
+        if part == closing[-1] != "":
             closing.pop()
-            parts += [_DOTS, letter] if len(closing) == 1 else []
-        elif letter in _PAIRS:
-            closing.append(_PAIRS[letter])
-            parts += [letter] if is_outside else []
+            parts += [_DOTS, part] if len(closing) == 1 else []
+        elif part in _PAIRS:
+            closing.append(_PAIRS[part])
+            parts += [part] if is_outside else []
         elif is_outside:
-            parts.append(letter)
+            parts.append(part)
     return "".join(parts) if len(closing) == 1 else None
 
 
@@ -273,12 +282,26 @@ def short_label(name: str) -> str:
     return _NUMBERED.sub("N", name)
 
 
-def category(name: str) -> str:
-    """Return the one of `CATEGORIES` of a compute kernel by its name; `OTHER` if unknown."""
-    short = short_name(name)
+def kernel_categories(names: Sequence[str]) -> list[str]:
+    """Return the one of `CATEGORIES` of kernels that are no communication, by their names."""
     # The arguments of a template tell what a wrapper computes.
-    text = name[:_LONGEST] if _CUTLASS.match(name) else short
-    return next((label for label, pattern in _CATEGORIES if pattern.search(text)), OTHER)
+    texts = [name[:_LONGEST] if _CUTLASS.match(name) else short_name(name) for name in names]
+    labels = np.full(len(names), OTHER, object)
+    rows, open_texts = np.arange(len(names)), pa.array(texts, pa.string())
+    for label, pattern in _PATTERNS.items():
+        is_own = _matches(open_texts, pattern)
+        if label in _EXCEPTIONS:
+            is_own &= ~_matches(open_texts, _EXCEPTIONS[label])
+        labels[rows[is_own]] = label
+        rows, open_texts = rows[~is_own], open_texts.filter(pa.array(~is_own))
+    labels[[name == WHOLE_GRAPH for name in names]] = GRAPH
+    return cast("list[str]", labels.tolist())
+
+
+def _matches(texts: pa.Array, pattern: str) -> NDArray[np.bool_]:
+    """Return which texts have a match, in any case; RE2 takes linear time."""
+    flags = pc.match_substring_regex(texts, pattern, ignore_case=True)
+    return cast("NDArray[np.bool_]", flags.to_numpy(zero_copy_only=False))
 
 
 def categories(
@@ -302,7 +325,9 @@ def categories(
     number = {label: place for place, label in enumerate(labels)}
     used = np.unique(code[(kind == KIND["kernel"]) & ~is_comm])
     by_name = np.full(len(names) + 1, number[OTHER], np.int32)
-    by_name[used] = [number[category(names[k].as_py())] for k in used.tolist()]
+    by_name[used] = [
+        number[label] for label in kernel_categories(names.take(pa.array(used)).to_pylist())
+    ]
     result = by_name[code]
     result[(kind == KIND["memcpy"]) | (kind == KIND["memset"])] = number[COPY]
     result[kind == KIND["host_work"]] = number[_HOST]

@@ -12,7 +12,15 @@ import pyarrow.compute as pc
 from fastcomm.checks import shortened
 from fastcomm.device_work.attribution import split_labels
 from fastcomm.device_work.flops import SlowGemm, cost_columns, slow_gemms, step_flops
-from fastcomm.device_work.names import COMMUNICATION, COPY, OTHER, KeySums, statistics
+from fastcomm.device_work.names import (
+    COMMUNICATION,
+    COPY,
+    GRAPH,
+    OTHER,
+    WAITING,
+    KeySums,
+    statistics,
+)
 from fastcomm.device_work.options import KernelKey
 from fastcomm.device_work.totals import (
     QUEUE_COLUMNS,
@@ -39,6 +47,7 @@ _SUBJECTS = {
     "GEMM": "GEMMs take",
     COMMUNICATION: "communication takes",
     COPY: "copies take",
+    GRAPH: "whole CUDA graphs take",
     OTHER: "kernels of unknown category take",
     "host": "operators take",
 }
@@ -275,9 +284,10 @@ class Kernels(TableResult):
     def times_of_median(self) -> dict[str, Floats]:
         """Return the time of each category per rank, divided by the median of all ranks.
 
-        Communication, and categories that take no time on most ranks, are left out.
+        Communication and whole graphs, which may wait for others, and categories that take no
+        time on most ranks are left out.
         """
-        ns = {n: own for n, own in self.ns_by_category().items() if n != COMMUNICATION}
+        ns = {n: own for n, own in self.ns_by_category().items() if n not in WAITING}
         return {name: own / np.median(own) for name, own in ns.items() if np.median(own) > 0}
 
     @property
@@ -310,10 +320,10 @@ class Kernels(TableResult):
 
     @cached_property
     def _slow_ranks(self) -> dict[str, SlowRank]:
-        """The slowest rank of each name that is no communication."""
+        """The slowest rank of each name whose work waits for no other rank."""
         slow = _slow_ranks(self._of_ranks("name"), "name")
         return {
-            name: rank for name, rank in slow.items() if self._categories[name] != COMMUNICATION
+            name: rank for name, rank in slow.items() if self._categories[name] not in WAITING
         }
 
     def _cost_ns(self, slow: SlowRank) -> float:
@@ -357,7 +367,7 @@ class Kernels(TableResult):
         costs = [
             (self._cost_ns(rank), category, rank)
             for category, rank in slow.items()
-            if category != COMMUNICATION and rank.slowdown >= _LEAST_SLOWDOWN
+            if category not in WAITING and rank.slowdown >= _LEAST_SLOWDOWN
         ]
         cost, category, rank = max(costs, key=lambda item: item[0], default=(0.0, "", None))
         if rank is None or self.step_ns is None or cost < _LEAST_COST * self.step_ns:

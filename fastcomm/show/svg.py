@@ -19,6 +19,7 @@ PATTERNS = {
     **{tag: look.pattern for tag, look in LOOKS.items()},
     "mixed": "M0 4h8M4 0v8",
     "memcpy": "M0 2h8M0 6h8",
+    "graph": "M4 0v8",
     "host": "M0 0L8 8",
 }
 _SHAPES = {

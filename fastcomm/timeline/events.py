@@ -18,12 +18,13 @@ from fastcomm.metrics.view import COMPUTE, COPY, MASKS, tag_bit
 from fastcomm.ranks.arrivals import CommunicationEvents
 from fastcomm.trace.columns import filled
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.schema import KIND
+from fastcomm.trace.schema import KIND, WHOLE_GRAPH
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import NULL, Ints
 
-KINDS = ("compute", "copy", *TAGS)
+GRAPH = "whole graph"  # a CUDA graph without the kernels inside
+KINDS = ("compute", "copy", GRAPH, *TAGS)
 FIRST_TAG = KINDS.index(TAGS[0])
 BIN_KINDS = (*KINDS, "mixed", "idle")
 LEVELS = 8  # of the share of a bin
@@ -55,8 +56,11 @@ def work(trace: Trace) -> Arrays:
     events; `name` is an index into the dictionary of the trace's names.
     """
     events, comm = trace.events, trace.comm
-    name = events["name"].combine_chunks().indices.to_numpy()
+    names = events["name"].combine_chunks()
+    name = names.indices.to_numpy()
     kind = _KIND_OF[events["kind"].to_numpy()]
+    is_graph = pc.equal(names.dictionary, WHOLE_GRAPH).to_numpy(zero_copy_only=False)
+    kind[(kind == _COMPUTE) & is_graph[name]] = _GRAPH
     at = comm["event"].to_numpy()
     kind[at] = NULL
     rows = np.flatnonzero(kind != NULL)
@@ -79,7 +83,11 @@ def work(trace: Trace) -> Arrays:
 _KIND_OF = np.full(len(KIND), NULL)
 
 
-for _name, _kind in (("kernel", 0), ("host_work", 0), ("memcpy", 1), ("memset", 1)):
+_COMPUTE, _COPY, _GRAPH = map(KINDS.index, ("compute", "copy", GRAPH))
+for _name, _kind in (
+    *(("kernel", _COMPUTE), ("host_work", _COMPUTE)),
+    *(("memcpy", _COPY), ("memset", _COPY)),
+):
     _KIND_OF[KIND[_name]] = _kind
 
 
@@ -178,11 +186,18 @@ for _mask in MASKS.tolist():
     _SETS[_mask, BIN_KINDS.index(_kind_of_mask(_mask))] = 1
 
 
+def _spans(columns: Arrays) -> tuple[Ints, Ints]:
+    """Return the starts and ends of events, by start."""
+    order = np.argsort(columns["start"], kind="stable")
+    start = columns["start"][order]
+    return start, start + columns["duration"][order]
+
+
 def occupancy(columns: Arrays, edges: Ints) -> NDArray[np.uint8]:
     """Return what takes most of each bin, and its share.
 
     Compute that overlaps communication or copies counts as compute, communication that overlaps
-    copies as communication.
+    copies as communication, and what overlaps a whole graph as the graph.
 
     Parameters
     ----------
@@ -200,14 +215,20 @@ def occupancy(columns: Arrays, edges: Ints) -> NDArray[np.uint8]:
 
     """
     classes = []
+    # The classes of `view.MASKS`, in which a whole graph is compute.
+    of_class = np.where(columns["kind"] == _GRAPH, _COMPUTE, columns["kind"])
     for kind in range(len(KINDS)):
-        own = take(columns, columns["kind"] == kind)
-        classes.append((own["start"], own["start"] + own["duration"]))
+        own = take(columns, of_class == kind)
+        if kind != _GRAPH:
+            classes.append(_spans(own))
     width = np.diff(edges)
     covered = intervals.coverage_by_class(classes, edges[:-1], edges[1:])
     # The kernel leaves out time in which nothing runs.
     covered[:, 0] += width - covered.sum(axis=1)
     by_kind = covered @ _SETS
+    graphs = _spans(take(columns, columns["kind"] == _GRAPH))
+    by_kind[:, _GRAPH] = intervals.coverage_by_class([graphs], edges[:-1], edges[1:])[:, 1]
+    by_kind[:, _COMPUTE] -= by_kind[:, _GRAPH]
     level = np.minimum(by_kind.max(axis=1) * LEVELS // np.maximum(width, 1), LEVELS - 1)
     cells: NDArray[np.uint8] = (by_kind.argmax(axis=1) * LEVELS + level).astype(np.uint8)
     return cells

@@ -13,14 +13,14 @@ from fastcomm.errors import inert
 from fastcomm.show import pages
 from fastcomm.show.pages import PageTimeline, Section, Sentence, Spec, many, unknown_section
 from fastcomm.show.svg import PATTERNS
-from fastcomm.timeline.events import BIN_KINDS, KINDS, LEVELS
+from fastcomm.timeline.events import BIN_KINDS, GRAPH, KINDS, LEVELS
 from fastcomm.timeline.timeline import Moment, Timeline, TimelineStep
 from fastcomm.trace.run import named_ranks
 from fastcomm.trace.schema import OPS
 from fastcomm_kernels.arrays import NULL, Ints
 
 NAME, TITLE = "timeline", "What does each rank do, and when?"
-_LOOKS = {"copy": "memcpy"}  # of kinds whose look has another name
+_LOOKS = {"copy": "memcpy", GRAPH: "graph"}  # of kinds whose look has another name
 
 
 def section(timeline: Timeline | str) -> Section:
@@ -121,9 +121,7 @@ def _kinds(step: TimelineStep) -> set[int]:
 
 def _label(kind: str) -> str:
     """Return the text of a kind in the legend."""
-    if kind in ("compute", "copy", "idle"):
-        return kind
-    return "several at once" if kind == "mixed" else kind
+    return {"mixed": "several at once", GRAPH: "whole CUDA graph"}.get(kind, kind)
 
 
 def _lead(timeline: Timeline) -> Sentence:

@@ -25,6 +25,7 @@ from fastcomm.ranks.group_tags import GroupTags, with_tags
 from fastcomm.timeline.events import (
     EVENTS,
     FIRST_TAG,
+    GRAPH,
     KINDS,
     Arrays,
     StepMatches,
@@ -305,8 +306,12 @@ def _path_kind(bound_by: str, tag: str | None) -> int:
     """Return the kind of an edge of the path; NULL for time of the host, and gaps."""
     if bound_by == "gpu_communication_bound":
         return KINDS.index(tag or "OTHER")
-    work_kinds = {"gpu_compute_bound": "compute", "gpu_memory_bound": "copy"}
-    return KINDS.index(work_kinds[bound_by]) if bound_by in work_kinds else NULL
+    kind = {
+        "gpu_compute_bound": "compute",
+        "gpu_memory_bound": "copy",
+        "gpu_graph_bound": GRAPH,
+    }.get(bound_by)
+    return NULL if kind is None else KINDS.index(kind)
 
 
 def _chosen_steps(

@@ -26,6 +26,9 @@ KINDS = (
     "host_node",  # a callback of the host in a CUDA graph: a stream waits for it
 )
 KIND = {name: number for number, name in enumerate(KINDS)}
+# The name of a kernel that stands for all work of a CUDA graph: it may compute, communicate
+# and copy.
+WHOLE_GRAPH = "CUDA graph"
 
 # Where a tag comes from, best evidence first.
 TAG_SOURCES = ("explicit", "description", "ranks", "heuristic", "none")

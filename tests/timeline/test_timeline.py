@@ -18,7 +18,16 @@ from fastcomm.report.options import ReportOptions
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
 from fastcomm.timeline import page as pages
-from fastcomm.timeline.events import BIN_KINDS, EVENTS, KINDS, LEVELS, merge_short
+from fastcomm.timeline.events import (
+    BIN_KINDS,
+    EVENTS,
+    FIRST_TAG,
+    GRAPH,
+    KINDS,
+    LEVELS,
+    merge_short,
+    occupancy,
+)
 from fastcomm.timeline.timeline import _detailed, find_timeline
 from fastcomm_kernels.arrays import NULL
 
@@ -151,7 +160,7 @@ def test_ranks_without_detail_show_what_takes_most_of_each_bin(run, metrics, pat
     for row in (0, 6):
         rank = timeline.binned[row]
         own = [event for event in every if event[0] == rank]
-        tags = KINDS[2:]
+        tags = KINDS[FIRST_TAG:]
         for bin_ in range(0, 400, 37):
             begin, stop = edges[bin_ : bin_ + 2].tolist()
             shares = {
@@ -173,6 +182,21 @@ def test_ranks_without_detail_show_what_takes_most_of_each_bin(run, metrics, pat
                 assert level == min(int(shares[name] * LEVELS), LEVELS - 1)
             else:
                 assert max(shares.values()) <= 1 - sum(shares.values()) + 1e-9
+
+
+def test_a_bin_is_that_of_a_whole_graph_whatever_else_runs():
+    kinds = ("compute", GRAPH, "TP", "copy")
+    columns = {
+        "kind": np.array([KINDS.index(kind) for kind in kinds]),
+        "start": np.array([0, 50, 60, 90]),
+        "duration": np.array([60, 40, 10, 25]),
+    }
+    cells = occupancy(columns, np.arange(0, 151, 50)).tolist()
+    shares = [("compute", 1), (GRAPH, 40 / 50), ("idle", 35 / 50)]
+    assert cells == [
+        BIN_KINDS.index(kind) * LEVELS + min(int(share * LEVELS), LEVELS - 1)
+        for kind, share in shares
+    ]
 
 
 def test_the_straggler_is_shown_at_a_collective_that_it_joins_last(timeline, metrics):

@@ -19,7 +19,7 @@ from fastcomm.formats.nsys.nvtx import Ranges
 from fastcomm.formats.sources import is_for_others
 from fastcomm.trace.columns import lookup
 from fastcomm.trace.events import Events
-from fastcomm.trace.schema import KIND
+from fastcomm.trace.schema import KIND, WHOLE_GRAPH
 from fastcomm_kernels.arrays import NULL, Ints
 
 _SYNC = ("start", "end", "deviceId", "streamId", "correlationId", "syncType", *schema.EVENT_IDS)
@@ -223,11 +223,10 @@ def _add_copies(parts: _Parts, export: Export, process: int) -> None:
 def _add_graphs(parts: _Parts, export: Export, process: int) -> None:
     """Add launches of whole graphs, whose kernels the capture left out."""
     rows = export.rows(schema.GRAPH, (*_DEVICE, "graphExecId"), process=process)
-    names = _labels(np.zeros(rows.count, np.int64), {0: GRAPH_NAME}, GRAPH_NAME)
+    names = _labels(np.zeros(rows.count, np.int64), {0: WHOLE_GRAPH}, WHOLE_GRAPH)
     parts.add("kernel", names, **_device(rows))
 
 
-GRAPH_NAME = "CUDA graph"
 _UNKNOWN, _MISSING = "unknown", "string"
 _NO_NAME = re.compile(rf"{_UNKNOWN}|{_MISSING} -?\d+")
 

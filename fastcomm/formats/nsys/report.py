@@ -19,12 +19,12 @@ from fastcomm.errors import Lines, TraceFileError, inert, shell_quoted
 from fastcomm.formats.assembly import DEVICE_KINDS
 from fastcomm.formats.communication import Collectives
 from fastcomm.formats.nsys import schema
-from fastcomm.formats.nsys.events import GRAPH_NAME
 from fastcomm.formats.nsys.export import Export
 from fastcomm.formats.nsys.nvtx import NcclRanges
 from fastcomm.formats.nsys.operations import KernelParts
 from fastcomm.formats.nsys.schema import STRINGS
 from fastcomm.trace.events import Events
+from fastcomm.trace.schema import WHOLE_GRAPH
 from fastcomm.trace.trace import MISSING_DATA, SMALL, gpu_name, host_digest
 from fastcomm.units import percent
 from fastcomm_kernels import temporary
@@ -421,7 +421,7 @@ def graph_share(events: Events) -> float:
 
 def _graphs(events: Events) -> Ints:
     """Return the rows of CUDA graphs that were traced as a whole."""
-    return events.rows_named(lambda name: name == GRAPH_NAME, "kernel")
+    return events.rows_named(lambda name: name == WHOLE_GRAPH, "kernel")
 
 
 def _graph_warnings(events: Events) -> Iterator[str]:

@@ -57,7 +57,7 @@ document.querySelectorAll("figure.timeline").forEach(async (figure, number) => {
   }
 
   // What is shown.
-  const FIRST_TAG = 2;
+  const FIRST_TAG = 3;
   const NONE = -1;
   const AXIS = 22;
   const PAPER_WIDTH = 824;

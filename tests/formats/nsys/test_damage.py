@@ -18,12 +18,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fastcomm
 from fastcomm.cli.main import main
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.nsys.tables import NsysVariant
+from fastcomm.timeline.events import KINDS
+from fastcomm.timeline.timeline import find_timeline
 
 KERNEL, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"
 MATTERS = (KERNEL, NVTX, "CUPTI_ACTIVITY_KIND_RUNTIME", "StringIds", "META_DATA_EXPORT")
@@ -417,3 +420,27 @@ def test_whole_graphs_are_busy_and_not_known_to_be_compute(tmp_path):
     assert found.breakdown.parts is None
     assert "CUDA graphs without the kernels inside" in found.headline
     assert any("cannot be divided into compute" in warning for warning in found.warnings)
+
+
+def test_whole_graphs_have_a_kind_of_their_own_wherever_kinds_are_shown(tmp_path):
+    write_nsys(SMALL, tmp_path, ranks=[0], variant=NsysVariant(graph="graph"), per_report=1)
+    (path,) = tmp_path.glob("*.sqlite")
+    with closing(sqlite3.connect(path)) as export:
+        rows = export.execute("SELECT end - start FROM CUPTI_ACTIVITY_KIND_GRAPH_TRACE")
+        ((length,),) = rows.fetchall()
+    run = fastcomm.open(path)
+    kernels = run.kernels()
+    assert kernels.by_category["whole graph"] == length
+    assert "whole graph" not in kernels.times_of_median()
+    assert (
+        run.kernels(by="pass").ns_by_category()["whole graph"].sum() * kernels.steps == length
+    )
+    steps = [run.critical_path(step=number) for number in (10, 11)]
+    assert sum(path.summary_ns().get("gpu_graph_bound", 0) for path in steps) == length
+    opened = open_run(path)
+    drawn = find_timeline(opened, compute_metrics(opened), steps=[10, 11]).steps
+    graphs = [step.events["kind"] == KINDS.index("whole graph") for step in drawn]
+    lengths = [
+        step.events["duration"][own].sum() for step, own in zip(drawn, graphs, strict=True)
+    ]
+    assert sum(lengths) == length
