@@ -356,6 +356,14 @@ LIBRARIES = (
         operations=COMMUNICATION,
         default="OTHER",
     ),
+    # Relatives of NCCL, whose kernels are called like its own
+    Library(
+        name="other CCL",
+        prefixes=("mccl", "cncl", "bkcl", "eccl", "vccl", "topsccl", "flagcx"),
+        local=_set("prepare reset checksum"),
+        operations=COMMUNICATION,
+        default="OTHER",
+    ),
     Library(
         name="oneCCL",
         prefixes=(
@@ -448,9 +456,25 @@ LIBRARIES = (
         for name, scope in (
             ("DeepEP", "hybrid_ep"),
             ("UCCL-EP", "uccl"),
-            ("Mooncake", "mooncake"),
             ("NIXL EP", "nixl_ep"),
         )
+    ),
+    Library(
+        name="Mooncake",
+        scopes=("mooncake",),
+        exceptions=_phrases({"enqueue task": "OTHER", "reduce kernel": ALONE}),
+        local=LOCAL,
+        operations=EXPERTS,
+        tag="EP",
+    ),
+    # Any collective, while the host carries it out
+    Library(name="Mooncake", prefixes=("enqueueTaskKernel",), default="OTHER"),
+    Library(
+        name="MagiAttention",
+        scopes=("magi_attn_comm",),
+        local=LOCAL - _set("cast"),
+        operations=_phrases({"group cast": "AllToAll", "group reduce": "AllToAll"}, _WAITS),
+        tag="CP",
     ),
     Library(
         name="DeepEP",
@@ -529,7 +553,8 @@ LIBRARIES = (
         scopes=("c10d::symmetric_memory", "c10d::nccl_extension", "c10d::nvshmem_extension"),
         prefixes=("multimem_", "one_shot_", "two_shot_", "allToAllV", "exchangeSplitAndOffset"),
         exceptions=_phrases(
-            {"lsa put": "SendRecv", "put signal": "OTHER", "exchange split": "AllToAll"}
+            {"lsa put": "SendRecv", "put signal": "OTHER", "exchange split": "AllToAll"},
+            {"ar": "AllReduce"},
         ),
         operations=COMMUNICATION,
     ),
@@ -564,6 +589,12 @@ LIBRARIES = (
         tag="TP",
     ),
     Library(name="c10d", scopes=("c10d",), local=LOCAL, operations=COMMUNICATION),
+    Library(
+        name=OTHER_LIBRARY,
+        phrases=("custom allgather", "custom reducescatter", "custom alltoall"),
+        local=LOCAL,
+        operations=COLLECTIVES,
+    ),
     Library(
         name="Transformer Engine",
         prefixes=("userbuffers_fp16_sum_inplace",),
@@ -623,9 +654,11 @@ LIBRARIES = (
     Library(
         name="XLA",
         scopes=("stream_executor", "xla"),
+        exceptions=_phrases({"collective permute": "SendRecv"}),
         local=LOCAL,
         operations=WITH_BARRIERS,
     ),
+    Library(name="XLA", phrases=("collective permute",), default="SendRecv"),
     # Behind those whose namespaces have such functions, too
     Library(
         name="pplx",
@@ -700,6 +733,8 @@ _INSIDE = _set(
 )
 # Functions that are called just like a collective.
 _NAMESAKES = [[name, *kernel] for name in _COLLECTIVES for kernel in ((), ("kernel",))]
+# Words that leave it to the namespace what a function does.
+_NAMELESS = _set("kernel global main impl run")
 # Words of what a kernel does beside a collective.
 _FUSING = _set("fusion norm rmsnorm rms layernorm")
 
@@ -816,7 +851,11 @@ def _elsewhere(symbol: Symbol, text: str) -> str:
     op: Operation | None = None
     if function.isdisjoint(LOCAL):
         scopes = frozenset(_spaced("_".join(symbol.scopes)).split())
-        if not (scopes.isdisjoint(_COMMUNICATING) and function.isdisjoint(_FABRIC)):
+        if function <= _NAMELESS:
+            op = _operation(_spaced("".join(symbol.scopes[-1:])), COLLECTIVES)
+        elif "ar" in function and not function.isdisjoint(("oneshot", "twoshot")):
+            op = "AllReduce"
+        elif not (scopes.isdisjoint(_COMMUNICATING) and function.isdisjoint(_FABRIC)):
             op = _operation(text, EXPERTS)
         elif not function.isdisjoint(_REMOTE):
             op = _operation(text, WITH_BARRIERS)
@@ -834,6 +873,7 @@ def _is_collective(symbol: Symbol, text: str, function: frozenset[str]) -> bool:
     parts = text.split()
     if parts[:2] in _NAMESAKES or len(function & _COLLECTIVES.keys()) > 1:
         return True
-    if _COLLECTIVES.keys() & parts[:1] and not function.isdisjoint(_FUSING):
+    first = next((part for part in parts if part != "fused"), "")
+    if first in _COLLECTIVES and not function.isdisjoint(_FUSING):
         return True
     return symbol.is_bare() and function.isdisjoint(_INSIDE)

@@ -62,6 +62,19 @@ COMMUNICATION = {
     "_ZN12_GLOBAL__N_126two_shot_all_reduce_kernelIN1x1yELi4ELb1ELb0EEEvPT_": "ReduceScatter",
     "_ZN12_GLOBAL__N_126two_shot_all_reduce_kernelIN1x1yELi4ELb0ELb0EEEvPT_": "AllReduce",
     # relatives of known libraries
+    "mcclAllReduceKernel<RING, float>(P)": "AllReduce",
+    "mcclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(mcclWorkElem)": "SendRecv",
+    "cnclReduceScatterRing(int*)": "ReduceScatter",
+    "mooncake::enqueueTaskKernel(c10d::OpType, unsigned long, long, int, void*)": "OTHER",
+    "void magi_attn_comm::grpcoll::intranode::group_cast_kernel<1, 8>(int4*)": "AllToAll",
+    "void magi_attn_comm::grpcoll::internode::group_reduce_kernel<1, 8>(int4*)": "AllToAll",
+    "void magi_attn_comm::grpcoll::intranode::notify_group_cast_kernel<8>(int*)": "AllToAll",
+    "void sglang::custom_all_gather_kernel<float>(P)": "AllGather",
+    "_fused_ar_rmsnorm_two_shot_kernel": "AllReduce",
+    "one_shot_ar_kernel(ArPeers, float*, long, int, int, unsigned int, int)": "AllReduce",
+    "fused_allreduce_add_rmsnorm_kernel": "AllReduce",
+    "xla::gpu::CollectivePermuteKernel(int*)": "SendRecv",
+    "void all_reduce::kernel<config>(globals)": "AllReduce",
     "void uccl::intranode::dispatch<8>(int4*)": "AllToAll",
     "void uccl::internode::cached_notify<true>(int)": "OTHER",
     "void deep_ep::legacy::internode_ll::combine<true>(void*)": "AllToAll",
@@ -105,6 +118,11 @@ COMMUNICATION = {
 }
 
 ALONE = [
+    "void mooncake::reduceKernel<float>(float*, float const*, unsigned long, unsigned long)",
+    "kernel_ring_reduce_tma",  # of what the peers have sent
+    "fused_reduce_rmsnorm_kernel",
+    "void block::reduce::kernel<float>(float*)",
+    "mcclDevResetChecksum(int*)",
     # what torch.compile makes, whatever its operators
     "triton_red_fused_all_reduce_add_0",
     "triton_poi_fused_all_to_all_single_1",
