@@ -34,6 +34,7 @@ from fastcomm.formats.kineto.sizes import (
     is_no_operation,
     only_size,
     reasons,
+    recorded_bytes,
     split_bytes,
 )
 from fastcomm.formats.kineto.sizes import sizes as sizes_of
@@ -245,8 +246,9 @@ def find_collectives(
     members = np.array([entry.members or NULL for entry in groups] + [NULL], np.int64)[group]
     by_torch = (metadata.columns["mark"] != NULL) | (metadata.columns["operator"] != NULL)
     members = np.where((group < 0) & by_torch, only_size(listed), members)
-    sizes = sizes_of(metadata, op, members)
-    splits = split_bytes(metadata, op, members)
+    recorded = recorded_bytes(metadata)
+    sizes = sizes_of(metadata, recorded, op, members)
+    splits = split_bytes(metadata, recorded, op, members)
     unknown = np.flatnonzero((sizes.payload == NULL)[kind])
     unsized = reasons(metadata, op, names, rows[unknown], kind[unknown])
     op, group = op[kind], group[kind]

@@ -292,7 +292,8 @@ def recovered_members(text: bytes) -> dict[str, Any]:
 def with_numbers(value: Any) -> Any:
     """Return members of the outer object; numbers of `_WHOLE` in quotes become integers."""
     if isinstance(value, list):
-        return [with_numbers(entry) for entry in value]
+        # Most are long lists of ranks.
+        return [with_numbers(k) if isinstance(k, (dict, list)) else k for k in value]
     if not isinstance(value, dict):
         return value
     return {

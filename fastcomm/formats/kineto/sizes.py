@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -100,7 +101,23 @@ class Metadata:
         return self.events.by_text(self.columns[name], function)
 
 
-def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules.Sizes:
+class RecordedBytes(NamedTuple):
+    """What the calls of each kind of communication record; sizes in bytes, NULL if unknown."""
+
+    coalesced: Flags  # whether a call only begins or ends a group of calls
+    input: Ints
+    output: Ints
+
+
+def recorded_bytes(metadata: Metadata) -> RecordedBytes:
+    """Return the sizes that the calls of each kind of event record."""
+    coalesced = metadata.per_text("Collective name", is_no_operation) == 1
+    return RecordedBytes(coalesced, *_from_metadata(metadata, coalesced))
+
+
+def sizes(
+    metadata: Metadata, recorded: RecordedBytes, op: NDArray[np.int8], members: Ints
+) -> byte_rules.Sizes:
     """Return the sizes of each kind of communication event, in bytes.
 
     The payload of an all-to-all that shows only its input is the input, since nccl-tests counts
@@ -108,16 +125,15 @@ def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules
 
     Parameters
     ----------
-    metadata
-        Metadata of each kind of event.
+    metadata, recorded
+        Metadata of each kind of event, and its sizes (`recorded_bytes`).
     op
         Operation of each kind, an index into OPS.
     members
         Number of ranks of its group, or NULL.
 
     """
-    coalesced = metadata.per_text("Collective name", is_no_operation) == 1
-    bytes_in, bytes_out = _from_metadata(metadata, coalesced)
+    coalesced, bytes_in, bytes_out = recorded
     operator_in, operator_out = _from_operators(metadata, op)
     has_no_counts = (bytes_in == NULL) & (bytes_out == NULL) & ~coalesced
     bytes_in = np.where(has_no_counts, operator_in, bytes_in)
@@ -135,7 +151,9 @@ def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules
 _SPLITS = dict(zip(SPLITS, ("In split size", "Out split size"), strict=True))
 
 
-def split_bytes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> dict[str, pa.Array]:
+def split_bytes(
+    metadata: Metadata, recorded: RecordedBytes, op: NDArray[np.int8], members: Ints
+) -> dict[str, pa.Array]:
     """Return the bytes of each kind of all-to-all to and from each rank of its group.
 
     Splits count rows of the tensor, or none where all are equal. They are null where a trace
@@ -143,40 +161,38 @@ def split_bytes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> dict
 
     Parameters
     ----------
-    metadata, op, members
+    metadata, recorded, op, members
         As of `sizes`.
 
     Returns
     -------
     dict of str to pyarrow.Array
-        The columns `schema.SPLITS`.
+        The columns `schema.SPLITS`; none without an all-to-all.
 
     """
-    coalesced = metadata.per_text("Collective name", is_no_operation) == 1
-    totals = _from_metadata(metadata, coalesced)
-    is_exchange = (op == OP["AllToAll"]) & (members > 1)
+    rows = np.flatnonzero((op == OP["AllToAll"]) & (members > 1))
     columns = {}
-    for (column, name), total in zip(_SPLITS.items(), totals, strict=True):
+    for (column, name), total in zip(_SPLITS.items(), recorded[1:], strict=True):
         splits: list[list[int] | None] = [None] * len(op)
-        for row in np.flatnonzero(is_exchange & (total != NULL)).tolist():
-            code = int(metadata.columns[name][row])
-            if code != NULL:
-                text = metadata.events.text(code)
-                splits[row] = _divided(text, int(total[row]), int(members[row]))
-        columns[column] = pa.array(splits, COMM.field(column).type)
+        known = rows[(total[rows] != NULL) & (metadata.columns[name][rows] != NULL)]
+        numbers = (k[known].tolist() for k in (metadata.columns[name], total, members))
+        for row, code, whole, size in zip(known.tolist(), *numbers, strict=True):
+            splits[row] = _divided(metadata.events.texts[code], whole, size)
+        if len(rows):
+            columns[column] = pa.array(splits, COMM.field(column).type)
     return columns
 
 
-def _divided(text: str | None, total: int, members: int) -> list[int] | None:
+def _divided(text: str, total: int, members: int) -> list[int] | None:
     """Return the bytes of each of `members` from the text of a list of rows; None: unknown."""
     try:
-        rows = json.loads(text) if text else []
-    except (ValueError, RecursionError):  # cut after some items
+        rows = orjson.loads(text) if text else []
+    except ValueError:  # cut after some items, or nested without end
         return None
     if not isinstance(rows, list):
         return None
     rows = rows or [1] * members
-    if len(rows) != members or any(type(count) is not int or count < 0 for count in rows):
+    if len(rows) != members or set(map(type, rows)) != {int} or min(rows) < 0:
         return None
     whole = sum(rows)
     if whole == 0:
