@@ -398,6 +398,8 @@ def _by_rank(
     for rank, several in files.items():
         files[rank] = _workers(several)
         unknown += [path for path in several if path not in files[rank]]
+    for rank in _beyond(files):
+        unknown += files.pop(rank)
     _check_windows(files)
     return {rank: path for rank, (path,) in files.items()}, unknown, skipped
 
@@ -411,6 +413,18 @@ def _workers(paths: list[Path]) -> list[Path]:
         return paths
     workers = [path for path in paths if peek(path).rank is not None or has_device_work(path)]
     return workers if len(workers) == 1 else paths
+
+
+def _beyond(files: Mapping[int, Sequence[Path]]) -> list[int]:
+    """Return the ranks beyond the stated world that only names of files without work give."""
+    stated = {path: _stated(path) for paths in files.values() for path in paths}
+    world = max((start.world_size or 0 for start in stated.values()), default=0)
+    return [
+        rank
+        for rank, paths in files.items()
+        if rank >= world > 0
+        and all(stated[path].rank is None and not has_device_work(path) for path in paths)
+    ]
 
 
 _MOST_WINDOWS = 8  # files that an error names

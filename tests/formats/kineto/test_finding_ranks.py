@@ -119,13 +119,22 @@ def test_a_single_trace_beside_that_of_a_coordinator_is_rank_0(tmp_path):
     assert "host_3.4.pt.trace.json: not read: it names no rank of its own" in run.warnings[0]
 
 
-def test_a_coordinator_that_is_named_after_a_rank_is_no_rank(tmp_path):
+@pytest.mark.parametrize("name", ["rank0_scheduler.json", "dataloader_worker_3.json"])
+def test_a_coordinator_that_is_named_after_a_rank_is_no_rank(tmp_path, name):
     for rank in range(2):
         k.write(tmp_path / f"rank{rank}.json", WORK, rank=rank, world=2)
-    write_without(tmp_path / "rank0_scheduler.json", HOST)
+    write_without(tmp_path / name, HOST)
     run = open_run(tmp_path)
     assert [source.path.name for source in run.sources] == ["rank0.json", "rank1.json"]
-    assert "rank0_scheduler.json: not read: it names no rank of its own" in run.warnings[0]
+    assert f"{name}: not read: it names no rank of its own" in run.warnings[0]
+
+
+def test_a_rank_with_work_beyond_the_world_is_an_error(tmp_path):
+    for rank in range(2):
+        k.write(tmp_path / f"rank{rank}.json", WORK, rank=rank, world=2)
+    write_without(tmp_path / "worker_3.json", WORK)
+    with pytest.raises(TraceFileError, match="rank 3 of a world of 2"):
+        open_run(tmp_path)
 
 
 def test_two_traces_without_ranks_are_an_error(tmp_path):
