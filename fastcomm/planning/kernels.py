@@ -27,6 +27,12 @@ def inside(name: str, op: str, size: float, ranks: int) -> float:
     return float(gpu(name).inside(op, size, ranks))
 
 
+@lru_cache(maxsize=1 << 12)
+def _sent_share(op: str, ranks: int) -> float:
+    """Return the share of its payload that each rank of a collective sends."""
+    return float(bus_factor(op, ranks))
+
+
 def plan_collective(
     plan: Plan, constants: Constants, op: str, size: float, ranks: int, stride: int = 1
 ) -> float:
@@ -60,7 +66,7 @@ def plan_collective(
     if op == "all_to_all":
         outside = size / ranks * (ranks - own) * room / rate
     else:
-        outside = float(bus_factor(op, ranks)) * size * min(stride, room) / rate
+        outside = _sent_share(op, ranks) * size * min(stride, room) / rate
     start = constants.network_start_s + constants.network_node_s * (domains - 1)
     return start + max(outside, inside(plan.gpu, op, size, own))
 

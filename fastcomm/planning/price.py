@@ -4,7 +4,7 @@ Times are in seconds, sizes in bytes. A pass is the forward (0) or backward (1) 
 micro-batch through one layer. The fullest pipeline stage counts, as on a rank.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import log2
 
@@ -19,7 +19,7 @@ from fastcomm.planning.experts import (
     expert_gemms,
     waiting_time,
 )
-from fastcomm.planning.job import RECIPES, Plan
+from fastcomm.planning.job import RECIPES, Plan, variant
 from fastcomm.planning.kernels import (
     ELEMENT,
     gemm_factor,
@@ -350,7 +350,8 @@ def price_plan(plan: Plan, constants: Constants) -> PlanPrice:
 def priced(plan: Plan, constants: Constants, limit: float) -> tuple[float | None, float]:
     """Return the step time (s) and the memory (bytes) of a plan; no time above the limit."""
     memory = sum(_bytes(plan).values())
-    return (_time(plan, constants)[0].value if memory <= limit else None), memory
+    time = sum(_seconds(plan, constants).values()) if memory <= limit else None
+    return time, memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,7 +395,7 @@ def _stack(plan: Plan, constants: Constants) -> _Stack:
     if plan.is_fsdp:
         return _whole_stack(plan, constants)
     pp = plan.pp if plan.recompute.isdecimal() else 1
-    shared = replace(
+    shared = variant(
         plan,
         gpus=plan.tp * plan.cp * pp,
         pp=pp,
@@ -432,36 +433,46 @@ def _whole_stack(plan: Plan, constants: Constants) -> _Stack:
 
 def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
     """Return the terms of the step time."""
+    values, parts = _seconds(plan, constants), _stack(plan, constants).sums
+    num, pp, ranks = plan.micro_batches, plan.pp, plan.dp * plan.cp
+    count = plan.model.layers + plan.model.mtp_layers
+    layers = f"{num} micro-batches x {count / pp:g} layers of "
+    texts = {name: f"{layers}{t / count * 1e3:.3g} ms" for name, t in parts.items()} | {
+        "output head": "mean of all stages",
+        "uneven stages": "the fullest stage over the mean",
+        "pipeline bubble": f"{pp} stages, {plan.vp} a rank",
+        "between stages": "messages",
+        "gradient reduction": f"over {ranks} ranks",
+        "parameter sync": f"over {ranks} ranks",
+        "optimizer step": f"states sharded by {plan.shards[2]}",
+        "host of a step": "data, optimizer, logging",
+        "slowest node": f"of {-(-plan.gpus // plan.domain)}",
+    }
+    text = f"{num} micro-batches of {plan.micro_batch} x {plan.seq_len} tokens, dp {plan.dp}"
+    shown = [Term(name, value, texts[name]) for name, value in values.items()]
+    return Term("step", sum(values.values()), text, level=0), *shown
+
+
+def _seconds(plan: Plan, constants: Constants) -> dict[str, float]:
+    """Return the terms of the step time that are above 0, in s."""
     stack = _stack(plan, constants)
     parts, logits = stack.sums, stack.logits_s
     num, pp = plan.micro_batches, plan.pp
-    whole = sum(parts.values()) + logits
-    count = sum(stack.counts)
-    stage = _slowest(plan.pp, count, sum(parts.values()) / count, logits)
-    runs = f"{num} micro-batches x {count / pp:g} layers of "
-    terms = [
-        Term(name, num * seconds / pp, f"{runs}{seconds / count * 1e3:.3g} ms")
-        for name, seconds in parts.items()
-        if seconds
-    ]
-    terms.append(Term("output head", num * logits / pp, "mean of all stages"))
-    extra = num * (stage - whole / pp)
+    layers, count = sum(parts.values()), sum(stack.counts)
+    whole = layers + logits
+    stage = _slowest(pp, count, layers / count, logits)
+    values = {name: num * seconds / pp for name, seconds in parts.items()}
+    values["output head"] = num * logits / pp
+    values["uneven stages"] = num * (stage - whole / pp)
     # The chunks of a rank wait for the first micro-batch to pass all others.
-    bubble = (max(num, pp) - num + (min(num, pp) - 1) / plan.vp) * whole / pp
-    terms += [
-        Term("uneven stages", extra, "the fullest stage over the mean"),
-        Term("pipeline bubble", bubble, f"{pp} stages, {plan.vp} a rank"),
-        Term("between stages", _messages(plan, constants), "messages"),
-        *_once(plan, constants, stack),
-        Term("host of a step", constants.step_s, "data, optimizer, logging"),
-    ]
+    bubble = max(num, pp) - num + (min(num, pp) - 1) / plan.vp
+    values["pipeline bubble"] = bubble * whole / pp
+    values["between stages"] = _messages(plan, constants)
+    values |= _once(plan, constants, stack)
+    values["host of a step"] = constants.step_s
     domains = -(-plan.gpus // plan.domain)
-    extra = constants.straggling * log2(domains) * sum(term.value for term in terms)
-    terms.append(Term("slowest node", extra, f"of {domains}"))
-    terms = [term for term in terms if term.value > 0]
-    total = sum(term.value for term in terms)
-    text = f"{num} micro-batches of {plan.micro_batch} x {plan.seq_len} tokens, dp {plan.dp}"
-    return Term("step", total, text, level=0), *terms
+    values["slowest node"] = constants.straggling * log2(domains) * sum(values.values())
+    return {name: value for name, value in values.items() if value > 0}
 
 
 def _slowest(pp: int, count: int, layer: float, logits: float) -> float:
@@ -504,8 +515,8 @@ def _rank_parameters(plan: Plan) -> tuple[float, float]:
     return layers * dense + embeddings * model.embedding / plan.tp, (layers - skipped) * experts
 
 
-def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
-    """Return the terms of gradients, parameters and optimizer, once a step."""
+def _once(plan: Plan, constants: Constants, stack: _Stack) -> dict[str, float]:
+    """Return the times of gradients, parameters and optimizer once a step, in s."""
     dense, experts = _rank_parameters(plan)
     reduce_s = gather_s = 0.0
     apart = plan.ep * plan.etp
@@ -534,11 +545,11 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> list[Term]:
     states = dense / shards + experts / max(1, min(shards, groups[1][1]))
     # Weights, gradients, and the states read and written.
     update = (6 + 2 * plan.state_bytes) * states / gpu(plan.gpu).hbm
-    return [
-        Term("gradient reduction", reduce_s, f"over {groups[0][1]} ranks"),
-        Term("parameter sync", gather_s, f"over {groups[0][1]} ranks"),
-        Term("optimizer step", update, f"states sharded by {shards}"),
-    ]
+    return {
+        "gradient reduction": reduce_s,
+        "parameter sync": gather_s,
+        "optimizer step": update,
+    }
 
 
 def _memory(plan: Plan) -> tuple[Term, ...]:
@@ -565,7 +576,7 @@ def _memory(plan: Plan) -> tuple[Term, ...]:
 def _bytes(plan: Plan) -> dict[str, float]:
     """Return the bytes of the fullest rank by term."""
     dense, experts = _rank_parameters(plan)
-    others = max(1, plan.dp * plan.cp * plan.tp // (plan.ep * plan.etp))
+    others = max(1, plan.replica_ranks // (plan.ep * plan.etp))
 
     def sharded(size: float, shards: int) -> float:
         return size * (dense / shards + experts / min(shards, others))
@@ -573,11 +584,12 @@ def _bytes(plan: Plan) -> dict[str, float]:
     para, grads, states = plan.shards
     rules = plan.trainer_rules
     gathered = 2 * ELEMENT * sum(layer_weights(plan)) if para > 1 else 0.0
-    activations = _activations(plan, _in_flight(plan))
+    flight, (usual, once) = _in_flight(plan), _activations(plan)
+    activations = flight * usual + once
     logits = rules.logit_bytes * plan.tokens * plan.model.vocab / plan.tp
     if plan.pp > 1:
         # The last stage, which has the logits, holds fewer micro-batches than the first.
-        last = _activations(plan, max(1.0, _in_flight(plan) - plan.pp + 1))
+        last = max(1.0, flight - plan.pp + 1) * usual + once
         logits = max(0.0, last + logits - activations)
     return {
         "parameters": sharded(rules.weight_bytes, para),
@@ -606,16 +618,15 @@ def _pools(plan: Plan) -> float:
     return _WHOLE_POOL if "full" in plan.graph_parts and not plan.is_padded else _PART_POOL
 
 
-def _activations(plan: Plan, in_flight: float) -> float:
-    """Return the bytes of the activations of that many micro-batches on a rank."""
+def _activations(plan: Plan) -> tuple[float, float]:
+    """Return the bytes of the activations of a micro-batch on a rank, and of its recompute."""
     tokens, layers = plan.tokens / plan.tp, plan.stage_layers
     layer, full = _saved(plan), 2.0 * plan.model.hidden
     if plan.keeps_attention:
         full += sum(2 * n for n, _ in _attention_matrices(plan)) * plan.tp
     share = 1 - plan.recomputed
     saved = max(1, layers - plan.offloaded) * (share * layer + (1 - share) * full)
-    again = layer if share < 1 else 0.0
-    return tokens * (in_flight * saved + again)
+    return tokens * saved, tokens * layer if share < 1 else 0.0
 
 
 def _saved(plan: Plan) -> float:

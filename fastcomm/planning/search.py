@@ -16,6 +16,7 @@ from fastcomm.planning.job import (
     job_of,
     measured_cluster,
     strategy_values,
+    variant,
     virtual_stages,
     with_values,
 )
@@ -244,9 +245,9 @@ def _layouts(base: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
     }
     for tp, pp, cp in product(*(_values(base, name, fixed, n) for name, n in choices.items())):
         if base.gpus % (tp * pp * cp) == 0:
-            plan = replace(base, tp=tp, pp=pp, cp=cp)
+            plan = variant(base, tp=tp, pp=pp, cp=cp)
             for vp in _values(plan, "vp", fixed, virtual_stages(plan)):
-                yield from _spread(replace(plan, vp=vp), fixed)
+                yield from _spread(variant(plan, vp=vp), fixed)
 
 
 def _spread(plan: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
@@ -261,7 +262,7 @@ def _spread(plan: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
         for ep in _values(plan, "ep", fixed, degrees):
             for dispatch in _values(plan, "dispatch", fixed, _dispatches(plan, ep)):
                 fused = _values(plan, "fused_experts", fixed, [_can_fuse(plan)])[0]
-                yield replace(
+                yield variant(
                     plan, etp=etp, ep=ep, dispatch=dispatch, fused_experts=bool(fused)
                 )
 
@@ -303,10 +304,10 @@ def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
         # DeepSpeed's pipeline takes no sharded gradients.
         is_known = layout.trainer != "deepspeed" or layout.pp == 1 or shards == "zero1"
         if is_full and is_known and not rest:
-            plan = replace(layout, micro_batch=micro, recompute=recompute, sharding=shards)
+            plan = variant(layout, micro_batch=micro, recompute=recompute, sharding=shards)
             # Graphs hold no layer that is recomputed as a whole.
             able = graphs if not plan.recomputed or "graphs" in fixed else graphs[:1]
-            yield from (replace(plan, graphs=parts) if parts else plan for parts in able)
+            yield from (variant(plan, graphs=parts) if parts else plan for parts in able)
 
 
 def _graphs(layout: Plan) -> tuple[str, ...]:
