@@ -51,6 +51,7 @@ _NAMES = {
     "shared_experts": ("n_shared_experts",),
     "dense_layers": ("first_k_dense_replace",),
     "node_limit": ("topk_group",),
+    "groups": ("n_group",),
     "every": ("decoder_sparse_step", "moe_layer_freq"),
     "q_rank": ("q_lora_rank",),
     "kv_rank": ("kv_lora_rank",),
@@ -65,8 +66,9 @@ _GATED = ("silu", "swish", "swiglu")
 _LARGEST = 64 << 20  # bytes of a table
 _MOST_ROWS = 100_000
 _DELIMITERS = ",;\t"
-# Models whose experts have biases and clamps, and whose attention has sinks.
-_GPT_OSS = "gpt-oss"
+# Models whose experts have biases and clamps, and whose attention has sinks; and models that
+# normalize queries and keys.
+_GPT_OSS, _QWEN3 = "gpt-oss", "qwen3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Experts:
     shared: int = 0  # total width of the experts that every token visits
     dense_layers: int = 0  # first layers, which have an MLP instead
     node_limit: int = 0  # most nodes that the experts of a token may lie on; 0 is no limit
+    groups: int = 0  # of experts, of which a token takes `node_limit`; 0 is unknown
     has_bias: bool = False  # biases of the products, and a clamped gated unit, as in GPT-OSS
 
 
@@ -124,6 +127,7 @@ class Model:
     mtp_layers: int = 0  # layers that predict a second token; only plans count them
     window: int = 0  # tokens of a sliding window on every second layer; as `mtp_layers`
     has_sinks: bool = False  # a learned sink a head in attention, as in GPT-OSS
+    has_qk_norm: bool = False  # norms of queries and keys
 
     @property
     def group(self) -> float:
@@ -317,18 +321,21 @@ _MODELS = (
         *("qwen3-30b-a3b", 2048, 32, 4, 48, 6144, 151936),
         head_dim=128,
         experts=Experts(number=128, top_k=8, ffn=768),
+        has_qk_norm=True,
     ),
     _llama(  # Qwen/Qwen3-235B-A22B
         *("qwen3-235b-a22b", 4096, 64, 4, 94, 12288, 151936),
         head_dim=128,
         experts=Experts(number=128, top_k=8, ffn=1536),
+        has_qk_norm=True,
     ),
     _llama(  # deepseek-ai/DeepSeek-V3, without its multi-token prediction module
         *("deepseek-v3", 7168, 128, 128, 61, 18432, 129280),
         latent=Latent(q_rank=1536, kv_rank=512, nope=128, rope=64, value=128),
         experts=Experts(
-            number=256, top_k=8, ffn=2048, shared=2048, dense_layers=3, node_limit=4
+            number=256, top_k=8, ffn=2048, shared=2048, dense_layers=3, node_limit=4, groups=8
         ),
+        has_qk_norm=True,
     ),
 )
 PRESETS = {f"internlm-{size:g}b": internlm(size) for size in _SIZES}
@@ -404,6 +411,7 @@ def _model(config: dict[str, Any], path: Path) -> Model:
         mtp_layers=_number(config, "mtp_layers", path, 0),
         window=_number(config, "window", path, 0) if _alternates(config) else 0,
         has_sinks=config.get("model_type") == "gpt_oss",
+        has_qk_norm=latent is not None or _normalizes(config),
     )
 
 
@@ -413,6 +421,12 @@ def _alternates(config: dict[str, Any]) -> bool:
     if isinstance(kinds, list):
         return bool(kinds) and 2 * kinds.count("sliding_attention") == len(kinds)
     return config.get("model_type") == "gpt_oss" or "window" in config
+
+
+def _normalizes(config: dict[str, Any]) -> bool:
+    """Whether a configuration has norms of queries and keys."""
+    is_qwen3 = str(config.get("model_type", "")).startswith(_QWEN3)
+    return is_qwen3 or config.get("use_qk_norm") is True or config.get("qk_norm") is True
 
 
 def _latent(config: dict[str, Any], path: Path) -> Latent | None:
@@ -435,6 +449,7 @@ def _experts(config: dict[str, Any], path: Path, ffn: int) -> Experts | None:
         )
     width = _number(config, "expert_ffn", path, ffn)
     shared = _number(config, "shared_ffn", path, 0)
+    is_single = config.get("n_group") == 1
     return Experts(
         number=number,
         top_k=_number(config, "top_k", path),
@@ -442,7 +457,8 @@ def _experts(config: dict[str, Any], path: Path, ffn: int) -> Experts | None:
         shared=shared or width * _number(config, "shared_experts", path, 0),
         dense_layers=_number(config, "dense_layers", path, 0),
         # A single group of experts limits nothing.
-        node_limit=_number(config, "node_limit", path, 0) if config.get("n_group") != 1 else 0,
+        node_limit=0 if is_single else _number(config, "node_limit", path, 0),
+        groups=0 if is_single else _number(config, "groups", path, 0),
         has_bias=config.get("model_type") == "gpt_oss",
     )
 
@@ -571,6 +587,7 @@ def _model_of_row(row: Mapping[str, str], where: str) -> Model:
     hidden, heads = number("hidden", 1), number("heads", 1)
     width = number("head_dim")
     latent = experts = None
+    preset = getattr(PRESETS.get(row["name"].lower()), "experts", None)
     if number("kv_lora"):
         names = {"q_rank": "q_lora", "kv_rank": "kv_lora", "nope": "qk_nope"}
         names |= {"rope": "qk_rope", "value": "v_dim"}
@@ -582,7 +599,8 @@ def _model_of_row(row: Mapping[str, str], where: str) -> Model:
             ffn=number("expert_ffn", number("ffn", 1)),
             shared=number("shared_ffn"),
             dense_layers=number("dense_layers"),
-            node_limit=number("node_limit", _node_limit(row["name"])),
+            node_limit=number("node_limit", preset.node_limit if preset else 0),
+            groups=preset.groups if preset else 0,
             has_bias=row["name"].lower().startswith(_GPT_OSS),
         )
     window = row.get("sliding_window", "").partition(" ")[0]
@@ -598,11 +616,6 @@ def _model_of_row(row: Mapping[str, str], where: str) -> Model:
         tied=row.get("tied", "") in {"1", "true", "yes"},
         window=int(window) if window.isdecimal() else 0,
         has_sinks=row["name"].lower().startswith(_GPT_OSS),
+        has_qk_norm=latent is not None or row["name"].lower().startswith(_QWEN3),
         **{name: number(name, default) for name, default in shape.items()},
     )
-
-
-def _node_limit(name: str) -> int:
-    """Return the most nodes that a token may visit in the preset of a name; 0 is no limit."""
-    preset = PRESETS.get(name.lower())
-    return preset.experts.node_limit if preset and preset.experts else 0

@@ -147,6 +147,11 @@ class Plan:
         return self.dp * self.cp * self.tp
 
     @property
+    def expert_replicas(self) -> int:
+        """Number of ranks of a pipeline stage that hold the same experts."""
+        return max(1, self.replica_ranks // (self.ep * self.etp))
+
+    @property
     def recomputed(self) -> float:
         """Share of the layers whose whole forward pass runs again in the backward pass.
 
@@ -195,6 +200,12 @@ class Plan:
     def stage_layers(self) -> int:
         """Number of layers of the fullest rank, all its virtual stages together."""
         return -(-(self.model.layers + self.model.mtp_layers) // self.pp)
+
+    @property
+    def last_layers(self) -> int:
+        """Number of layers that full stages leave for the last one, without those of MTP."""
+        layers = self.model.layers
+        return layers - (self.pp - 1) * -(-layers // self.pp)
 
     @property
     def trainer_rules(self) -> Trainer:

@@ -1,8 +1,7 @@
 """Arguments of trainers for a plan, and which of them exclude or need each other, as data.
 
-The options are those of Megatron-Core 0.16 and torchtitan 0.2. They have the sizes of a model
-and the strategy, not what its weights need besides: norms of queries and keys, groups of the
-router, windows, sinks.
+The options are those of Megatron-Core 0.16 and torchtitan 0.2. They have the shape of a model
+and the strategy, not how it is trained: scores and losses of the router, learning rates, data.
 """
 
 import re
@@ -54,6 +53,11 @@ MEGATRON_RULES = (
     "--overlap-moe-expert-parallel-comm excludes --moe-shared-expert-overlap",
     "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor",
     "--multi-latent-attention excludes --group-query-attention",
+    "--moe-router-num-groups needs --moe-router-group-topk",
+    "--moe-router-group-topk needs --moe-router-num-groups",
+    "--window-attn-skip-freq needs --window-size",
+    "--activation-func-clamp-value needs --quick-geglu",
+    "--quick-geglu excludes --swiglu",
     "--use-megatron-fsdp needs --data-parallel-sharding-strategy",
     "--use-megatron-fsdp excludes --use-torch-fsdp2",
     "--use-megatron-fsdp excludes --num-virtual-stages-per-pipeline-rank",
@@ -151,7 +155,8 @@ def _graphs(plan: Plan) -> _Options:
 def _shape(model: Model, seq_len: int) -> _Options:
     """Return Megatron's options of a model with RMSNorm, RoPE and without biases.
 
-    A GELU model gets LayerNorm and biases, as GPT has them.
+    A GELU model gets LayerNorm and biases, as GPT has them; experts with biases get the gated
+    unit of GPT-OSS, whose scale and clamp Megatron-Core's own example has.
     """
     options: _Options = {
         "--num-layers": model.layers,
@@ -177,12 +182,20 @@ def _shape(model: Model, seq_len: int) -> _Options:
         }
     elif model.kv_heads != model.heads:
         options |= {"--group-query-attention": True, "--num-query-groups": model.kv_heads}
-    is_swiglu = model.mlp == "swiglu"
+    has_bias = model.experts is not None and model.experts.has_bias
+    is_swiglu = model.mlp == "swiglu" and not has_bias
     return options | {
         "--kv-channels": model.head_dim,
-        "--normalization": "RMSNorm" if is_swiglu else None,
+        "--normalization": "RMSNorm" if model.mlp == "swiglu" else None,
         "--swiglu": is_swiglu,
         "--disable-bias-linear": is_swiglu,
+        "--quick-geglu": has_bias,
+        "--glu-linear-offset": "1.0" if has_bias else None,
+        "--activation-func-clamp-value": "7.0" if has_bias else None,
+        "--qk-layernorm": model.has_qk_norm,
+        "--window-size": f"{model.window},0" if model.window else None,
+        "--window-attn-skip-freq": 2 if model.window else None,
+        "--softmax-type": "learnable" if model.has_sinks else None,
         "--untie-embeddings-and-output-weights": not model.tied,
         "--mtp-num-layers": model.mtp_layers,
     }
@@ -263,10 +276,9 @@ def _split(plan: Plan) -> _Options:
     for count in (1, 2):
         if (layers + count) % parts == 0:
             return options | dict.fromkeys(ends[2 - count :], True)
-    last = layers - (plan.pp - 1) * -(-layers // plan.pp)
-    if virtual or last < 1:
+    if virtual or plan.last_layers < 1:
         return _stage_layout(plan, parts)
-    return options | {"--decoder-last-pipeline-num-layers": last}
+    return options | {"--decoder-last-pipeline-num-layers": plan.last_layers}
 
 
 def _stage_layout(plan: Plan, parts: int) -> _Options:
@@ -310,9 +322,12 @@ def _experts(plan: Plan) -> _Options:
         return {}
     kind, *ways = plan.dispatch.split()
     dense, layers = experts.dense_layers, plan.model.layers
+    has_groups = experts.groups > 0 and experts.node_limit > 0
     return {
         "--num-experts": experts.number,
         "--moe-router-topk": experts.top_k,
+        "--moe-router-num-groups": experts.groups if has_groups else None,
+        "--moe-router-group-topk": experts.node_limit if has_groups else None,
         "--moe-ffn-hidden-size": experts.ffn,
         "--moe-grouped-gemm": True,
         # Kernels that prices take for granted.

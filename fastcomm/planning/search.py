@@ -337,9 +337,7 @@ def _recompute(layout: Plan) -> tuple[str, ...]:
 
 def _is_valid(layout: Plan) -> bool:
     """Whether a trainer would run a layout with some micro-batch."""
-    # The last stage gets the layers that the others leave, and has at least one.
-    layers = layout.model.layers
-    if layers <= (layout.pp - 1) * -(-layers // layout.pp):
+    if layout.last_layers < 1:
         return False
     try:
         layout.check()

@@ -237,7 +237,8 @@ NUMBERS = (
     *("expert-model-parallel-size", "expert-tensor-parallel-size", "q-lora-rank"),
     *("kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"),
     *("moe-shared-expert-intermediate-size", "num-distributed-optimizer-instances"),
-    "moe-mlp-glu-interleave-size",
+    *("moe-mlp-glu-interleave-size", "moe-router-num-groups", "moe-router-group-topk"),
+    "window-attn-skip-freq",
 )
 SWITCHES = (
     *("group-query-attention", "swiglu", "disable-bias-linear", "bf16", "fp16"),
@@ -249,6 +250,7 @@ SWITCHES = (
     *("moe-pad-expert-input-to-capacity", "te-rng-tracker", "fp8-dot-product-attention"),
     *("moe-permute-fusion", "moe-router-fusion", "use-transformer-engine-op-fuser"),
     *("use-precision-aware-optimizer", "no-check-for-nan-in-loss-and-grad"),
+    *("qk-layernorm", "quick-geglu"),
 )
 CHOICES = {
     "normalization": ["LayerNorm", "RMSNorm"],
@@ -266,6 +268,7 @@ CHOICES = {
         *("no_shard", "optim", "optim_grads", "optim_grads_params"),
     ],
     "tokenizer-type": ["NullTokenizer"],
+    "softmax-type": ["learnable", "vanilla", "off-by-one"],
     "exp-avg-dtype": ["fp32", "fp16", "bf16", "fp8"],
     "exp-avg-sq-dtype": ["fp32", "fp16", "bf16", "fp8"],
     "ckpt-format": ["torch", "torch_dist", "fsdp_dtensor"],
@@ -282,8 +285,10 @@ def megatron_parser():
         parser.add_argument(f"--{name}", action="store_true")
     for name, values in CHOICES.items():
         parser.add_argument(f"--{name}", choices=values)
-    for name in ("attention-dropout", "hidden-dropout", "moe-expert-capacity-factor"):
+    floats = ("attention-dropout", "hidden-dropout", "moe-expert-capacity-factor")
+    for name in (*floats, "glu-linear-offset", "activation-func-clamp-value"):
         parser.add_argument(f"--{name}", type=float)
+    parser.add_argument("--window-size", type=lambda text: tuple(map(int, text.split(","))))
     parser.add_argument("--recompute-modules", nargs="*", choices=MODULES)
     parser.add_argument(
         "--cuda-graph-scope", nargs="*", choices=["full_iteration", *GRAPHS[1:]]
@@ -333,6 +338,33 @@ def test_megatron_accepts_the_arguments_of_every_layout(trainer, name, gpus):
 )
 def test_options_that_exclude_or_need_each_other_are_found(change, rules):
     assert len(launch.violations(change, launch.MEGATRON_RULES)) == rules
+
+
+def test_the_shape_of_attention_and_router_is_an_argument():
+    def arguments(model):
+        text = launch.launch("megatron", replace(SMALL, model=model, gpus=128))
+        return megatron_parser().parse_args(text.replace(" \\\n", " ").replace("'", "").split())
+
+    deepseek = arguments(load("deepseek-v3"))
+    assert (deepseek.moe_router_num_groups, deepseek.moe_router_group_topk) == (8, 4)
+    assert deepseek.qk_layernorm
+    assert deepseek.swiglu
+    qwen = load("qwen3-30b-a3b")
+    assert arguments(qwen).qk_layernorm
+    assert arguments(qwen).moe_router_num_groups is None
+    # GPT-OSS 20B, as Megatron-Core's example has it: windows on every second layer, sinks, and
+    # a clamped unit with biases.
+    experts = replace(qwen.experts, number=32, top_k=4, has_bias=True)
+    oss = replace(qwen, experts=experts, window=128, has_sinks=True, has_qk_norm=False)
+    read = arguments(oss)
+    assert (read.window_size, read.window_attn_skip_freq) == ((128, 0), 2)
+    assert read.softmax_type == "learnable"
+    assert (read.glu_linear_offset, read.activation_func_clamp_value) == (1, 7)
+    assert read.quick_geglu
+    assert not any((read.swiglu, read.disable_bias_linear, read.qk_layernorm))
+    llama = arguments(load("llama3-8b"))
+    assert not llama.qk_layernorm
+    assert (llama.softmax_type, llama.window_size) == (None, None)
 
 
 def test_every_switch_of_a_strategy_is_an_argument():
