@@ -39,6 +39,9 @@ class Constants:
     # Time of the host with 1F1B overlap of the exchange on Grace: Hy3 on GB300, bf16, without
     # graphs and with them (12.2 and 8.5 ms a layer).
     host_overlap: float = 1.4
+    # Time of the host on Grace before Transformer Engine launched a Linear in fewer calls (its
+    # pull request 2146): 100 us, where PyTorch takes 37 (its issue 2053).
+    host_grace: float = 2.7
     # Share of the host's time for attention that the GPU waits even if it has more work: graphs
     # of attention alone saved 2.1 ms of 41 and 6.8 of 46 (DeepSeek-V3, GB200, 8192 tokens).
     host_gaps: float = 0.7
@@ -48,8 +51,9 @@ class Constants:
     # Time of a GEMM on Blackwell in a step, beside `gemm_slowdown`: dense runs.
     blackwell_slowdown: float = 1.07
     # Time of a GEMM in MXFP8 as Transformer Engine runs it, over one with blocks of scales:
-    # Llama 8B in MXFP8 and in FP8 with current scaling, on GB200, B200 and GB300.
-    mxfp8_slowdown: float = 1.12
+    # pairs in MXFP8 and in FP8 with current scaling of Llama 8B (1.19 to 1.27), Qwen3-30B
+    # (1.07) and DeepSeek-V3 (1.36), on GB200, B200 and GB300.
+    mxfp8_slowdown: float = 1.2
     # Rows of an expert at which a grouped GEMM takes twice as long a row: fused layers of
     # experts of NVIDIA AIConfigurator.
     expert_rows: float = 200

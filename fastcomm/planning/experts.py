@@ -64,6 +64,7 @@ def fullest_range(plan: Plan, experts: Experts) -> tuple[float, float] | None:
 # 16 experts each has 1.55 times the mean: Qwen3-235B on H100, forced and natural routing.
 _LOAD_VARIATION = 1.08
 _MOST_SHARE = 2.0
+_FEWER_CALLS = 2025.8  # year of stacks from which on Linear launches in fewer calls
 
 
 def expert_gemms(plan: Plan, constants: Constants, experts: Experts) -> tuple[float, float]:
@@ -157,6 +158,13 @@ def _alone(name: str, family: str, shape: ExchangeShape, nic: float, is_fp8: boo
     return float(time.dispatch.total_s + time.combine.total_s)
 
 
+def launch_time(plan: Plan, constants: Constants) -> float:
+    """Return the time of the host to launch a usual layer in s, both passes, without graphs."""
+    once = constants.host_layer_s * plan.trainer_rules.host_factor * (1 + plan.recomputed / 3)
+    is_slow = gpu(plan.gpu).cpu == "grace" and plan.year < _FEWER_CALLS
+    return once * constants.host_grace if is_slow else once
+
+
 def host_times(plan: Plan, constants: Constants, experts: Experts) -> tuple[float, float]:
     """Return the time of the host to launch a layer in s, both passes.
 
@@ -164,7 +172,7 @@ def host_times(plan: Plan, constants: Constants, experts: Experts) -> tuple[floa
     preprocessing come before them, dispatch, experts and combine after. Parts that CUDA graphs
     replace take none.
     """
-    once = constants.host_layer_s * plan.trainer_rules.host_factor * (1 + plan.recomputed / 3)
+    once = launch_time(plan, constants)
     if "overlapped" in plan.dispatch and gpu(plan.gpu).cpu == "grace":
         once *= constants.host_overlap
     if plan.is_padded:

@@ -17,6 +17,7 @@ from fastcomm.planning.experts import (
     exchange_time,
     expert_elementwise,
     expert_gemms,
+    launch_time,
     waiting_time,
 )
 from fastcomm.planning.job import RECIPES, Plan, variant
@@ -233,8 +234,7 @@ def _products_again(
 
 def host_time(plan: Plan, constants: Constants) -> float:
     """Return the time of the host to launch a layer without experts, both passes, in s."""
-    host = constants.host_layer_s * plan.trainer_rules.host_factor * (1 + plan.recomputed / 3)
-    return 0.0 if "full" in plan.graph_parts else host
+    return 0.0 if "full" in plan.graph_parts else launch_time(plan, constants)
 
 
 def layer_waiting(plan: Plan, constants: Constants, layer: LayerTimes) -> float:
@@ -274,8 +274,7 @@ def fsdp_gathers(plan: Plan, constants: Constants, layer: LayerTimes) -> tuple[f
     wide = plan.reduced_bytes / ELEMENT
     scatter = plan_collective(plan, constants, "reduce_scatter", wide * dense, ranks, stride)
     if experts:
-        others = max(1, plan.dp * plan.cp * plan.tp // (plan.ep * plan.etp))
-        apart = plan.ep * plan.etp
+        others, apart = plan.expert_replicas, plan.ep * plan.etp
         gather += plan_collective(plan, constants, "all_gather", experts, others, apart)
         experts *= wide
         scatter += plan_collective(plan, constants, "reduce_scatter", experts, others, apart)
@@ -522,7 +521,7 @@ def _once(plan: Plan, constants: Constants, stack: _Stack) -> dict[str, float]:
     apart = plan.ep * plan.etp
     groups = (
         (dense, plan.dp * plan.cp, plan.tp),
-        (experts, max(1, plan.dp * plan.cp * plan.tp // apart), apart),
+        (experts, plan.expert_replicas, apart),
     )
     for count, ranks, stride in groups:
         size = ELEMENT * count
@@ -576,7 +575,7 @@ def _memory(plan: Plan) -> tuple[Term, ...]:
 def _bytes(plan: Plan) -> dict[str, float]:
     """Return the bytes of the fullest rank by term."""
     dense, experts = _rank_parameters(plan)
-    others = max(1, plan.replica_ranks // (plan.ep * plan.etp))
+    others = plan.expert_replicas
 
     def sharded(size: float, shards: int) -> float:
         return size * (dense / shards + experts / min(shards, others))

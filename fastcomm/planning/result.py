@@ -161,8 +161,8 @@ def layer_halves(price: PlanPrice, constants: Constants) -> list[LayerHalf]:
 def shortcuts(price: PlanPrice, constants: Constants) -> list[Shortcut]:
     """Return the step time of a run with experts if one switch were set otherwise.
 
-    Only changes that the trainer could run and that shorten the step are returned, the
-    largest first.
+    Only changes that the trainer could run, that fit if the run does, and that shorten the step
+    are returned, the largest first.
     """
     plan = price.plan
     if plan.model.experts is None:
@@ -170,6 +170,7 @@ def shortcuts(price: PlanPrice, constants: Constants) -> list[Shortcut]:
     kind = plan.dispatch.split()[0]
     changes: dict[str, dict[str, Any]] = {
         "CUDA graphs of attention and router": {"graphs": "attn+moe_router+moe_preprocess"},
+        "CUDA graph of the whole step": {"graphs": "full"},
         "half as many experts a rank": {"ep": 2 * plan.ep},
         "DeepEP as dispatcher": {"dispatch": "deepep"},
         "HybridEP as dispatcher": {"dispatch": "hybridep"},
@@ -184,9 +185,9 @@ def shortcuts(price: PlanPrice, constants: Constants) -> list[Shortcut]:
             changed.check()
         except ConfigError:
             continue
-        step_s = price_plan(changed, constants).step_s
-        if step_s < price.step_s:
-            results.append(Shortcut(name=name, step_s=step_s))
+        other = price_plan(changed, constants)
+        if other.step_s < price.step_s and other.fits >= price.fits:
+            results.append(Shortcut(name=name, step_s=other.step_s))
     return sorted(results, key=lambda row: row.step_s)
 
 

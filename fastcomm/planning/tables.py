@@ -195,9 +195,8 @@ def show_evaluation(result: Evaluation, top: int) -> None:
 
 
 def _groups(groups: list[GroupError]) -> TerminalTable:
-    rows = table(
-        "runs", "number", "median", "90 % below", "bias", "in interval", "memory", "no fit"
-    )
+    numbers = "number", "median", "90 % below", "bias", "in interval", "memory", "no fit"
+    rows = table("runs", *numbers, texts=("runs",))
     for group in groups:
         rows.add_row(
             escape(_group_name(group)),

@@ -196,6 +196,16 @@ def test_the_interval_of_a_class_holds_nine_of_ten_runs_left_out():
     assert plan_runs.expected(off[:19]) == {}
 
 
+def test_the_interval_is_wider_where_sources_and_models_err_alike():
+    alike = [np.full(10, size) for size in (0.01, 0.02, 0.03, 0.2)]
+    mixed = [np.array([0.01, 0.02, 0.03, 0.2] * 3)[n : n + 10] for n in range(3)]
+    assert plan_runs.left_out_inside(alike, 0.9) == 0.75
+    assert plan_runs.limit(alike, plan_runs.level(alike)) == 0.2
+    one = [np.arange(1, 21) / 100]
+    assert plan_runs.limit(one, plan_runs.level(one)) == 0.19
+    assert plan_runs.left_out_inside(mixed, plan_runs.level(mixed)) >= 0.9
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -243,6 +253,14 @@ def test_a_table_marks_gpus_and_groups_that_are_not_measured(tmp_path):
     assert [row["is_measured"] for row in rows] == [False, True]
     assert rows[0]["note"].startswith("H200 is not measured")
     assert "more than 4 GPUs of an NVLink domain are not measured" in rows[1]["note"]
+
+
+def test_names_of_classes_are_whole(tmp_path):
+    row = "qwen3-30b-a3b,gb300,16,64,4096,8,5000"
+    path = table(tmp_path, row, head=f"{HEAD},ep,tokens_per_s_per_gpu")
+    shown = invoke("plan", "evaluate", path).stdout
+    assert "…" not in shown.partition("largest errors")[0]
+    assert "scaled GPU" in shown
 
 
 def test_top_limits_the_rows_of_the_document(tmp_path):

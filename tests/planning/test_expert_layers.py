@@ -20,11 +20,12 @@ from fastcomm.planning.experts import (
     fullest_range,
     fullest_share,
     host_times,
+    launch_time,
     waiting_time,
 )
 from fastcomm.planning.job import Plan, with_strategy
 from fastcomm.planning.price import layer_times, price_plan
-from fastcomm.planning.result import strategy_text
+from fastcomm.planning.result import shortcuts, strategy_text
 from fastcomm.planning.runs import load_runs
 
 QWEN = load("qwen3-30b-a3b")
@@ -352,6 +353,26 @@ def test_an_explanation_has_host_and_gpu_and_what_would_shorten_the_step():
     assert "dispatch, experts and combine" in shown
 
 
+def test_what_would_shorten_a_step_fits_if_the_step_does():
+    plan = replace(LAYER, gpu="b200", dispatch="deepep", micro_batch=2)
+    price = price_plan(plan, Constants())
+    name = "CUDA graph of the whole step"
+    assert name in {row.name for row in shortcuts(price, Constants())}
+    tight = price_plan(replace(plan, memory=1.01 * price.memory_bytes), Constants())
+    assert tight.fits
+    assert name not in {row.name for row in shortcuts(tight, Constants())}
+
+
+def test_launches_on_grace_took_longer_before_the_host_called_less_often():
+    old, new = (replace(LAYER, gpu="gb200", **RACK | {"year": y}) for y in (2025.4, 2026.4))
+    usual = Constants().host_layer_s
+    assert launch_time(new, Constants()) == usual
+    assert launch_time(old, Constants()) == pytest.approx(2.7 * usual)
+    assert launch_time(replace(old, gpu="b200"), Constants()) == usual
+    host = [sum(host_times(plan, Constants(), QWEN.experts)) for plan in (old, new)]
+    assert host[0] == pytest.approx(2.7 * host[1])
+
+
 def test_graphs_of_a_whole_step_hold_memory_of_their_own():
     plan = replace(LAYER, gpu="gb300", domain=72, dispatch="hybridep")
     whole, parts, none = (
@@ -360,6 +381,18 @@ def test_graphs_of_a_whole_step_hold_memory_of_their_own():
     )
     assert "CUDA graphs" not in none
     assert whole["CUDA graphs"] > parts["CUDA graphs"] > 0
+
+
+@pytest.mark.parametrize("name", ["gb200", "b200", "gb300"])
+def test_llama_8b_in_mxfp8_is_a_little_slower_than_with_current_scaling(name):
+    # 1.02 to 1.06 times the step: one layout of Megatron Bridge 25.09 and 25.11.
+    rack = {"domain": 72, "node_bytes_per_s": 3.6e12, "year": 2025.9}
+    plan = replace(PLAN, gpu=name, gpus=8, micro_batch=2, **rack)
+    scaled, blocks = (
+        price_plan(replace(plan, precision=precision), Constants()).step_s
+        for precision in ("fp8_cs", "mxfp8")
+    )
+    assert 1 < blocks / scaled < 1.06
 
 
 def test_gb300_trains_faster_in_fp8_than_gb200():
