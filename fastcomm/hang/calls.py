@@ -89,6 +89,12 @@ class RankCalls:
     is_whole: bool = True
 
     @cached_property
+    def latest(self) -> int:
+        """When the last call was made, in ns; NULL where no call has a time."""
+        created = self.calls.created
+        return int(created.max()) if len(created) else NULL
+
+    @cached_property
     def ops(self) -> tuple[str, ...]:
         """Operation of each name, without library and ranks."""
         return tuple(_op_of(name) for name in self.calls.names)

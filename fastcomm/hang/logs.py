@@ -1,22 +1,52 @@
-"""Read logs of ranks and of the launcher: who died, and what the watchdog of NCCL saw."""
+"""Read logs of ranks, launchers and kernels: who died, and what the watchdog of NCCL saw."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from fastcomm.hang.texts import FileText
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run import MOST_RANKS, named_ranks
 
 _KILLED = re.compile(
-    r"rank (\d{1,7})\b[^\n]{0,80}?"
-    r"(?:killed by signal (\d{1,4})|exit(?:ed with)?(?: code)? (-?\d{1,9})\b)",
+    r"\brank (\d{1,7})\b(?:(?!\brank \d)[^\n]){0,80}?"
+    r"(?:(?:killed by|exited on|died of|died by) signal (\d{1,4})"
+    r"|(?:exited with(?: exit)?(?: code| status)?|exit ?(?:code|status)):? (-?\d{1,9})\b)",
     re.I,
 )
-# The report of torchrun: a line each for rank, exit code and others.
-_FAILURE = re.compile(r"rank +: (\d{1,7}) \(local_rank: \d+\)\n *exitcode +: (-?\d{1,9})")
-_TERMINATED = -15  # by a launcher that ends all ranks after the first one's death
-_ABORTED = re.compile(r"signal 6\b|code -6\b|exit(?:ed with)? -6\b")
+# The report of torchrun: a line each for rank, exit code and others, maybe behind a label.
+_FAILURE = re.compile(
+    r"\brank +: (\d{1,7}) \(local_rank: \d{1,7}\)\n"
+    r"[^\n]{0,200}?exitcode +: (-?\d{1,9})(?: \(pid: (\d{1,9})\))?"
+)
+_LOCAL = re.compile(
+    r"failed \(exitcode: (-?\d{1,9})\) local_rank: \d{1,7} \(pid: (\d{1,9})\)[^\n]{0,80}"
+)
+_TASKS = re.compile(
+    r"srun: error: [^\s:]{1,255}: tasks? \[?([\d,-]{1,400})\]?: "
+    r"(?:Killed|Out Of Memory|Bus error|Aborted|Segmentation fault"
+    r"|Floating point exception|Illegal instruction"
+    r"|Exited with exit code (\d{1,9}))",
+    re.I,
+)
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory[^\n]{0,40}?Killed process (\d{1,9})[^\n]{0,60}"
+    r"|Detected \d{1,9} oom[-_ ]kill events?(?:\(s\))? in [^\s]{1,80}",
+    re.I,
+)
+_ELASTIC = re.compile(r"torch[./]distributed[./]elastic|torchrun|ChildFailedError|local_rank:")
+_PROCESS = re.compile(r"Process (\d{1,9}): ")  # the first words of py-spy
+_TERMINATED = (-15, 143)  # by a launcher that ends all ranks after the first one's death
+_ABORTED = re.compile(r"signal 6\b|code -6\b|exit(?:ed with)? -6\b|: Aborted\b")
+# Sentences that say what may happen, and lines that are comments, tell nothing of this job.
+_UNSURE = re.compile(
+    r"\b(?:if|whether|unless|may|might|could|would|should|possibly|possible|likely|perhaps|maybe"
+    r"|e\.g\.|for example|for instance|in case|suppose|assume)\b",
+    re.I,
+)
+_NEGATED = re.compile(r"\b(?:not|never|no)\b|n't\b", re.I)
+_COMMENT = ("#", "//", "*", ">", "|", "--")
+_ENDS = (". ", "! ", "? ", "; ")  # of sentences
 _ABORT = re.compile(
     r"EnforceNotMet|op\.preamble\.length <= op\.nbytes\. (\d{1,18}) vs (\d{1,18})"
 )
@@ -46,6 +76,8 @@ _HARDWARE = re.compile(
 )
 _MOST_LINES = 6
 _MOST_MATCHES = 64  # of a file
+_LONGEST = 400  # characters of a sentence before and behind what it reports
+_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +93,79 @@ class WatchdogLine:
     place: str
 
 
-def deaths(file: FileText) -> Iterator[tuple[int, str]]:
-    """Yield the ranks that a launcher reports as dead, with a sentence each."""
-    for match in _KILLED.finditer(file.text):
-        if match[2] or match[3] != "0":
-            yield int(match[1]), f"launcher: {match[0]} ({file.place(match.start())})"
-    for match in _FAILURE.finditer(file.text):
-        code = int(match[2])
-        if code not in (0, _TERMINATED):
-            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-            yield (
-                int(match[1]),
-                f"launcher: rank {match[1]} {how} ({file.place(match.start())})",
-            )
+@dataclass(kw_only=True)
+class DeathLines:
+    """Ends of processes that launchers, Slurm and kernels report, a sentence each."""
+
+    ranks: dict[int, str] = field(default_factory=dict)
+    tasks: dict[int, str] = field(default_factory=dict)  # of srun: ranks if each is a task
+    processes: list[tuple[int | None, str]] = field(default_factory=list)  # with their numbers
+    rank_of: dict[int, set[int]] = field(default_factory=dict)  # ranks by process
+    is_elastic: bool = False  # whether torchrun starts the ranks
+
+    def add(self, file: FileText, rank: int | None) -> None:
+        """Add what a file says; `rank` is that of the file, if it has one."""
+        text = file.text
+        self.is_elastic |= _ELASTIC.search(text) is not None
+        if rank is not None and (head := _PROCESS.match(text)):
+            self.rank_of.setdefault(int(head[1]), set()).add(rank)
+        for match in _KILLED.finditer(text):
+            is_end = bool(match[2]) or match[3] != "0"
+            if is_end and not _NEGATED.search(match[0]) and _is_report(text, match):
+                self.ranks[int(match[1])] = _quoted(file, match)
+        self._add_elastic(file)
+        for match in _TASKS.finditer(text):
+            if match[2] is None or int(match[2]) not in _TERMINATED:
+                for task in _numbers_of(match[1]):
+                    self.tasks.setdefault(task, _quoted(file, match))
+        for match in islice(_OUT_OF_MEMORY.finditer(text), _MOST_MATCHES):
+            if _is_report(text, match):
+                number = int(match[1]) if match[1] else None
+                self.processes.append((number, _quoted(file, match, "log")))
+
+    def _add_elastic(self, file: FileText) -> None:
+        """Add what torchrun reports: ranks of the job, or processes of a node."""
+        reported = set()
+        for match in _FAILURE.finditer(file.text):
+            rank, code = int(match[1]), int(match[2])
+            if match[3]:
+                self.rank_of.setdefault(int(match[3]), set()).add(rank)
+                reported.add(int(match[3]))
+            if code not in (0, *_TERMINATED):
+                by_signal = f"was killed by signal {-code}"
+                how = by_signal if code < 0 else f"exited with code {code}"
+                place = file.place(match.start())
+                self.ranks[rank] = f"launcher: rank {rank} {how} ({place})"
+        for match in islice(_LOCAL.finditer(file.text), _MOST_MATCHES):
+            number = int(match[2])
+            if number not in reported and int(match[1]) not in (0, *_TERMINATED):
+                self.processes.append((number, _quoted(file, match)))
+
+
+def _quoted(file: FileText, match: re.Match[str], who: str = "launcher") -> str:
+    return f"{who}: {match[0].strip()} ({file.place(match.start())})"
+
+
+def _is_report(text: str, match: re.Match[str]) -> bool:
+    """Return whether the sentence of a match says what happened, not what may."""
+    line_at = text.rfind("\n", 0, match.start()) + 1
+    line_end = text.find("\n", match.end())
+    line_end = len(text) if line_end < 0 else line_end
+    if text[line_at : match.end()].lstrip().startswith(_COMMENT):
+        return False
+    begin = max(line_at, *(text.rfind(end, line_at, match.start()) + 1 for end in _ENDS))
+    ends = [at for end in _ENDS if (at := text.find(end, match.end(), line_end)) >= 0]
+    stop = min([*ends, line_end, match.end() + _LONGEST])
+    return _UNSURE.search(text, max(begin, match.start() - _LONGEST), stop) is None
+
+
+def _numbers_of(text: str) -> Iterator[int]:
+    """Yield the numbers of a list as Slurm writes them: 3,8-15; ranges of ranks alone."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            begin, stop = int(first[:_DIGITS]), int((last or first)[:_DIGITS])
+            yield from range(begin, min(stop, begin + MOST_RANKS) + 1)
 
 
 def is_abort(sentence: str) -> bool:
@@ -94,6 +186,8 @@ def broken(file: FileText, rank: int | None) -> Iterator[tuple[int, str]]:
     """
     text = file.text
     for match in islice(_BROKEN.finditer(text), _MOST_MATCHES):
+        if not _is_report(text, match):
+            continue
         at = match.start()
         begin = text.rfind("\n", 0, at) + 1
         end = text.find("\n", at)

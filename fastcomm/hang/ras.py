@@ -68,6 +68,35 @@ class RasCommunicator:
     title: str = ""  # of the group
     choices: int = 0  # groups that it may be
 
+    @property
+    def ahead(self) -> dict[str, int]:
+        """What the ranks that have launched most have launched, by function."""
+        return {
+            function: max(usual, *(one.counts.get(function, usual) for one in self.ranks))
+            if self.ranks
+            else usual
+            for function, usual in self.usual.items()
+        }
+
+    def arrived(self, number: int) -> set[int]:
+        """Return the ranks of the job that answer and are not behind, `number` calls at least.
+
+        None where ranks have launched less: the report is older, or counts otherwise.
+        """
+        ahead = self.ahead
+        if not self.members or not ahead or sum(ahead.values()) < number:
+            return set()
+        odd = {
+            rank.number
+            for rank in self.ranks
+            if rank.problem or any(rank.counts.get(f, self.usual[f]) < ahead[f] for f in ahead)
+        }
+        if self.is_complete:
+            odd |= {*range(self.size)} - {rank.number for rank in self.ranks}
+        elif self.usual != ahead:
+            return set()
+        return {rank for at, rank in enumerate(self.members) if at not in odd}
+
     def named(self, rank: RasRank) -> str:
         """Return what a rank is called: by its number in the job if that is known."""
         if self.members:
@@ -91,6 +120,8 @@ class RasReport:
     communicators: tuple[RasCommunicator, ...] = ()
     gone: tuple[tuple[str, str], ...] = ()  # processes that no communicator names, with place
     problem: str = ""
+    fine: Mapping[int, str] = field(default_factory=dict)  # places by size: all is well there
+    written: int | None = None  # second of the file, of a copy a later one
 
 
 def is_ras(text: str) -> bool:
@@ -103,6 +134,10 @@ def is_ras(text: str) -> bool:
 
 def read(file: FileText) -> RasReport:
     """Return what a file of RAS says, JSON or text; `problem` for one that is damaged."""
+    return replace(_read(file), written=file.written)
+
+
+def _read(file: FileText) -> RasReport:
     if file.text.lstrip()[:1] != "{":
         return _of_text(file)
     # NCCL 2.28 leaves out a comma there.
@@ -202,7 +237,9 @@ def _process(row: dict[str, Any]) -> Process | None:
 # The text form
 
 _NUMBER = r"(\d{1,9})"
-_GROUP = re.compile(rf"\s*{_NUMBER}\s+\d+\s+\d+\s+[\d-]+\s+{_NUMBER}\s+\d+\s+[A-Z]")
+_GROUP = re.compile(
+    rf"\s*{_NUMBER}\s+\d+\s+\d+\s+[\d-]+\s+{_NUMBER}\s+\d+\s+([A-Z]+)(?:\s+([A-Z,]+))?"
+)
 _SECTION = re.compile(
     rf"#{_NUMBER}-{_NUMBER} \(([0-9a-f]{{1,32}})\) (INCOMPLETE|ERROR|MISMATCH)"
 )
@@ -238,6 +275,7 @@ class _Section:
 def _of_text(file: FileText) -> RasReport:
     """Return what RAS prints for people: ranks that differ from most others."""
     sizes: dict[int, int] = {}
+    fine: dict[int, str] = {}  # place of a line that says so, empty where another does not
     sections: dict[str, _Section] = {}
     gone: list[tuple[str, str]] = []
     kind = ""
@@ -245,7 +283,9 @@ def _of_text(file: FileText) -> RasReport:
     for number, line in enumerate(file.text.split("\n")):
         place = file.line(number)
         if match := _GROUP.match(line):
-            sizes[int(match[1])] = int(match[2])
+            size = sizes[int(match[1])] = int(match[2])
+            is_fine = match[3] == "RUNNING" and match[4] == "OK"
+            fine[size] = fine.get(size, place) if is_fine else ""
         elif match := _SECTION.match(line):
             section = sections.setdefault(match[3], _Section(name=match[3], place=place))
             section.group, section.kind = int(match[1]), match[4]
@@ -270,7 +310,11 @@ def _of_text(file: FileText) -> RasReport:
         for one in sections.values()
         if 0 < (size := sizes.get(one.group, 0)) <= MOST_RANKS
     )
-    return RasReport(communicators=tuple(communicators), gone=tuple(gone))
+    return RasReport(
+        communicators=tuple(communicators),
+        gone=tuple(gone),
+        fine={size: place for size, place in fine.items() if place and not gone},
+    )
 
 
 def _add_line(section: _Section, line: str, place: str) -> None:
@@ -423,6 +467,13 @@ def _processes(own: RasCommunicator) -> Iterator[tuple[Process, int]]:
             yield rank.process, own.members[rank.number]
 
 
+def processes(communicators: Iterable[RasCommunicator]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of processes with their ranks of the job, where these are certain."""
+    for own in communicators:
+        for process, rank in _processes(own) if own.members else ():
+            yield process[1], rank
+
+
 def gone(communicators: Iterable[RasCommunicator]) -> dict[int, str]:
     """Return the ranks of the job whose process is dead or silent, with a sentence each."""
     ranks: dict[int, str] = {}
@@ -430,6 +481,20 @@ def gone(communicators: Iterable[RasCommunicator]) -> dict[int, str]:
         for rank in own.ranks if own.members else ():
             if rank.is_gone:
                 ranks.setdefault(own.members[rank.number], _sentence(own, rank))
+    return ranks
+
+
+def arrived(
+    reports: Iterable[RasReport], members: Sequence[int], number: int
+) -> Mapping[int, str]:
+    """Return the members of a group that have launched a call of some number, with a place."""
+    ranks: dict[int, str] = {}
+    for report in reports:
+        for own in report.communicators:
+            if {*own.members} == {*members}:
+                ranks |= dict.fromkeys(own.arrived(number), f"{own.subject}, {own.place}")
+        if place := report.fine.get(len(members)):
+            ranks |= dict.fromkeys(members, f"all communicators of this size, {place}")
     return ranks
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastcomm.hang.texts import FileText
+
 _THREAD = re.compile(r"(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ?(?:\[[^\]\n]{0,80}\] ?)?\(")
 _CUT = re.compile(r"^  \.\.\.$", re.M)  # of faulthandler, behind 100 frames
 _FRAME = re.compile(
@@ -12,6 +14,8 @@ _FRAME = re.compile(
 )
 _SPY_FRAME = re.compile(r"\s+(?P<name>\S+) \((?P<file>[^()\n]{1,400}):(?P<line>\d{1,9})\)")
 _SERVER = re.compile(r"=== Rank (\d{1,7}):")
+_STAMP = re.compile(r"(?<!\d)\d{8}_\d{6}(?!\d)")  # in names of files of the debug server
+_ONE_MOMENT_S = 10
 _LIBRARIES = re.compile(
     r"torch/|threading\.py|multiprocessing/|lib/python|site-packages|importlib|concurrent/"
 )
@@ -22,6 +26,23 @@ class PythonStack:
     """The stack of a rank's training thread, the innermost frame first."""
 
     frames: tuple[tuple[str, str, int], ...]  # name, file, line
+    path: Path = Path()
+    written: int | None = None  # second of the file, of a copy a later one
+
+    @property
+    def moment(self) -> tuple[str, int]:
+        """What orders stacks of a rank: the time in the name of the file, then its own."""
+        stamp = _STAMP.search(self.path.name)
+        return ("" if stamp is None else stamp[0]), self.written or 0
+
+    def follows(self, other: "PythonStack") -> bool:
+        """Return whether it takes the place of another one: it is newer, or longer."""
+        (stamp, written), (old_stamp, old_written) = self.moment, other.moment
+        if stamp and old_stamp and stamp != old_stamp:
+            return stamp > old_stamp
+        if abs(written - old_written) > _ONE_MOMENT_S:
+            return written > old_written
+        return len(self.frames) >= len(other.frames)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,11 +90,12 @@ _COLLECTIVES = frozenset(
 )
 
 
-def stacks_of(text: str, rank: int | None) -> Iterator[tuple[int, PythonStack]]:
-    """Yield the stacks of a text with their ranks.
+def stacks_of(file: FileText, rank: int | None) -> Iterator[tuple[int, PythonStack]]:
+    """Yield the stacks of a file with their ranks.
 
     `rank` is that of the file; a file of the debug server has those of all ranks.
     """
+    text = file.text
     parts = _SERVER.split(text)
     if len(parts) > 1:
         sections = [(int(at), part) for at, part in zip(parts[1::2], parts[2::2], strict=True)]
@@ -84,7 +106,7 @@ def stacks_of(text: str, rank: int | None) -> Iterator[tuple[int, PythonStack]]:
     for number, section in sections:
         frames = _frames(section)
         if frames:
-            yield number, PythonStack(frames=frames)
+            yield number, PythonStack(frames=frames, path=file.path, written=file.written)
 
 
 def is_stack(text: str) -> bool:

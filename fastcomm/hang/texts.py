@@ -1,5 +1,6 @@
 """Texts that lie beside dumps, read in bounds: whole, or the last part of a long one."""
 
+import os
 import re
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 _LARGEST = 4 << 20  # bytes of a file that are read
 _LARGEST_JSON = 64 << 20
 _HEAD = 4096
+_FIRST = 1_000_000_000  # s: archives without times set earlier ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,7 @@ class FileText:
     path: Path
     text: str
     skipped: int = 0  # bytes before it
+    written: int | None = None  # second, of a copy a later one; None where nothing tells
 
     def place(self, at: int) -> str:
         """Return file and line of a character, or its byte where lines are not counted."""
@@ -53,7 +56,8 @@ def read_text(path: Path) -> FileText | None:
             if is_json and b'"nccl_version"' not in head:
                 return None  # a trace or configuration
             most = _LARGEST_JSON if is_json else _LARGEST
-            size = path.stat().st_size
+            state = os.fstat(file.fileno())
+            size, written = state.st_size, int(state.st_mtime)
             skipped = max(0, size - most)
             if skipped and is_json:
                 return None
@@ -61,4 +65,9 @@ def read_text(path: Path) -> FileText | None:
             text = file.read(most)
     except OSError:
         return None
-    return FileText(path=path, text=text.decode("utf-8", "replace"), skipped=skipped)
+    return FileText(
+        path=path,
+        text=text.decode("utf-8", "replace"),
+        skipped=skipped,
+        written=written if written > _FIRST else None,
+    )

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fastcomm.hang import rhythm
+from fastcomm.hang import ras, rhythm
 from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls, is_all_to_all
 from fastcomm.hang.evidence import FileEvidence
 from fastcomm.hang.logs import is_timeout
 from fastcomm.hang.waits import Stop, WaitGraph, retires
+from fastcomm.trace.run import named_ranks
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
 
@@ -23,6 +24,7 @@ _LATEST_S = 8
 _TIMES_INTERVAL = 4
 _MOST_QUOTED = 4  # lines of logs
 _MS = 1_000_000
+_SLACK_S = 2  # between clocks of hosts
 _NEARLY = 0.9  # of a timeout
 _SLOWEST_MS = 120_000  # in which a recorder's watchdog ends a call behind its timeout
 _DUMP_AGAIN = "so that a slow job may look like this: a second set of dumps decides"
@@ -86,7 +88,8 @@ class Judge:
         )
         if self.is_quiet():
             # Whoever left no dump may be dead, and nobody wait for it yet.
-            is_dark = self.job.silent or self.evidence.dead or self.unrecorded
+            evidence = self.evidence
+            is_dark = self.job.silent or evidence.dead or evidence.deaths or self.unrecorded
             confidence = "low" if is_dark else "high"
             return self._broken() or Verdict(kind="none", confidence=confidence)
         for rule in rules:
@@ -153,8 +156,7 @@ class Judge:
         the first file of the job was written, all states were about to be taken, too. Clocks
         of hosts differ, so that the first file moves another by a few seconds at most.
         """
-        created = calls.calls.created
-        latest = int(created.max()) if len(created) else NULL
+        latest = calls.latest
         if latest >= (calls.written + 1) * _SECOND:
             return None
         first = max(self.first_written, calls.written - _LATEST_S)
@@ -201,7 +203,17 @@ class Judge:
     def _against(self, answer: Verdict) -> str:
         """Return what says that a rank is in the call that it has not made; empty without."""
         stop = answer.stop
-        if answer.kind != "not_arrived" or stop is None or stop.number is None:
+        if stop is None or stop.number is None:
+            return ""
+        if answer.kind in ("not_arrived", "missing_rank"):
+            launched = self._launched(stop)
+            even = [rank for rank in answer.culprits if rank in launched]
+            if even:
+                return (
+                    f"NCCL RAS speaks against it: of {named_ranks(even)}, it says that as many "
+                    f"operations are launched as by the others ({launched[even[0]]})"
+                )
+        if answer.kind != "not_arrived":
             return ""
         for rank in answer.culprits:
             stack = self.evidence.stacks.get(rank)
@@ -216,6 +228,30 @@ class Judge:
                         f"#{line.enqueued} ({line.place})"
                     )
         return ""
+
+    def _has_launched(self, rank: int) -> bool:
+        """Return whether RAS says that a rank is in all calls that wait for it."""
+        stops = self.waits.holding([rank])
+        return bool(stops) and all(rank in self._launched(stop) for stop in stops)
+
+    def _launched(self, stop: Stop) -> Mapping[int, str]:
+        """Return the ranks that have launched the call of a stop, as RAS says, with its place.
+
+        A report that is older than the calls does not tell, and the dead answered before.
+        """
+        first = self.first_open
+        reports = [
+            one
+            for one in self.evidence.reports
+            if first is None
+            or one.written is None
+            or first // _SECOND <= one.written + _SLACK_S
+        ]
+        members = self.job.members.get(stop.group, ())
+        if stop.number is None:
+            return {}
+        launched = ras.arrived(reports, members, stop.number)
+        return {rank: line for rank, line in launched.items() if rank not in self.evidence.dead}
 
     def _lateness(self, kind: str) -> str:
         """Return why a rank in its own code may only be late; empty if it is stuck.
@@ -304,12 +340,14 @@ class Judge:
     def _broken(self) -> Verdict | None:
         """Nothing is open, yet logs say that ranks are gone: those without a dump.
 
+        So they do where a process died that no line calls a rank.
+
         A rank whose own log says so failed as others did. With all dumps, it is the few whose
         log does not say, as that of others does, that a call ran into its timeout.
         """
         lines = self.evidence.broken
         missing = self.job.missing
-        if not lines:
+        if not lines and not (missing and self.evidence.deaths):
             return None
         quoted = tuple(lines[rank] for rank in sorted(lines)[:_MOST_QUOTED])
         late = {rank for rank, line in lines.items() if is_timeout(line)}
@@ -507,6 +545,8 @@ class Judge:
         """
         unreadable = {*self.job.unreadable}
         suspects = [rank for rank in ranks if rank not in unreadable]
+        if self.evidence.reports:
+            suspects = [rank for rank in suspects if not self._has_launched(rank)] or suspects
         answer = self._answer("missing_rank", suspects, stop, confidence="low")
         return replace(answer, waiting=tuple(self.waits.waiting({*ranks}, stop)))
 

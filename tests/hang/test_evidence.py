@@ -1,6 +1,8 @@
 """Test what files beside dumps add: NCCL RAS, watchdogs, launchers."""
 
+import gzip
 import json
+import os
 import re
 
 import pytest
@@ -319,3 +321,216 @@ def test_what_says_that_a_rank_with_a_dump_is_dead_is_quoted_once(tmp_path):
     lines = [one for one in diagnose_hang(folder).evidence if "killed by signal 9" in one]
     assert len(lines) == 1
     assert "yet there is a dump of rank 5" in lines[0]
+
+
+def stack_of(folder, name, text, written):
+    """Write a stack with a time of its file, in seconds after the last calls of the dumps."""
+    (folder / name).write_text(f"Thread 0x00007f (most recent call first):\n{text}{MODULE}")
+    moment = 1_700_000_006 + written
+    os.utime(folder / name, (moment, moment))
+
+
+def test_a_stack_that_is_older_than_the_calls_is_no_evidence(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, age=600)
+    stack_of(folder, "stack_5.txt", frame("load"), 30)
+    assert diagnose_hang(folder).place == "load (train.py:9)"
+    stack_of(folder, "stack_5.txt", frame("load"), -30)
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.place) == ((5,), None)
+    line = next(one for one in hang.evidence if "the stack of rank 5" in one)
+    assert "written 29.0 s before the last call of rank 5" in line
+    assert "stack_5.txt" in line
+    assert any("py-spy dump on rank 5" in one for one in hang.next)
+
+
+def test_old_stacks_in_the_creation_of_a_group_make_no_hang(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, age=1)
+    path = '  File "torch/distributed/distributed_c10d.py", line 3 in new_group\n'
+    for rank in range(8):
+        document = json.loads(gzip.decompress((folder / f"rank_{rank}.json.gz").read_bytes()))
+        document["entries"].pop()
+        content = gzip.compress(json.dumps(document).encode(), mtime=1_700_000_060)
+        (folder / f"rank_{rank}.json.gz").write_bytes(content)
+        stack_of(folder, f"stack_{rank}.txt", path, 30)
+    assert diagnose_hang(folder).kind == "group_creation"
+    for rank in range(8):
+        stack_of(folder, f"stack_{rank}.txt", path, -30)
+    assert diagnose_hang(folder).kind == "none"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(("stack_5.txt", 30), ("pyspy_5.txt", 300)), (("pyspy_5.txt", 300), ("stack_5.txt", 30))],
+)
+def test_of_two_stacks_the_newer_counts_not_the_longer(tmp_path, first, second):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, age=600)
+    for (name, written), text in ((first, 3 * frame("one")), (second, frame("two"))):
+        stack_of(folder, name, text if written == 300 else 5 * text, written)
+    expected = "one (train.py:9)" if first[1] == 300 else "two (train.py:9)"
+    assert diagnose_hang(folder).place == expected
+
+
+def test_of_two_stacks_of_the_debug_server_the_later_name_counts(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, age=600)
+    for second, name, count in ((18, "one", 5), (22, "two", 1)):
+        text = "=== Rank 5: http://host ===\nThread 0x00007f (most recent call first):\n"
+        text += f"{count * frame(name)}{MODULE}"
+        (folder / f"stacks_20261127_0627{second}.txt").write_text(text)
+    assert diagnose_hang(folder).place == "two (train.py:9)"
+
+
+DEATHS = {
+    "srun killed": "srun: error: node03: task 5: Killed",
+    "srun exit": "srun: error: node03: task 5: Exited with exit code 1",
+    "srun list": "srun: error: node[03-04]: tasks 5-5: Segmentation fault (core dumped)",
+    "srun memory": "srun: error: node03: task 5: Out Of Memory",
+    "mpirun": "mpirun noticed that process rank 5 with PID 0 on node n exited on signal 9",
+    "other rank": "rank 2 waits for rank 5, which exited with code 1",
+    "labels": "0: rank      : 5 (local_rank: 5)\n0:   exitcode  : -9 (pid: 77)",
+    "before a guess": "rank 5 was killed by signal 9. This may be because of memory.",
+}
+
+
+@pytest.mark.parametrize("line", DEATHS.values(), ids=DEATHS)
+def test_ends_that_launchers_report_make_a_missing_rank_certain(tmp_path, line):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, without=[5])
+    (folder / "job.out").write_text(f"step 4\n{line}\n")
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (5,), "high")
+    assert any(f"{folder / 'job.out'}:2" in one for one in hang.evidence)
+
+
+UNCERTAIN = {
+    "if": "if rank 5 exited with code 1, look at its log",
+    "may": "This may be because rank 5 was killed by signal 9",
+    "comment": "# rank 5 exited with code 1",
+    "not": "rank 5 was not killed by signal 9",
+    "other": "rank 5 waits for rank 2",
+    "future": "rank 5 will exit 5 minutes later",
+    "terminated": "srun: error: node03: task 5: Terminated",
+    "end": "srun: error: node03: task 5: Exited with exit code 143",
+    "example": "for example, rank 5 exited with code 1",
+    "guess": "Connection reset by peer: possibly rank 5 exited with code 1",
+}
+
+
+@pytest.mark.parametrize("line", UNCERTAIN.values(), ids=UNCERTAIN)
+def test_sentences_that_report_no_end_are_no_evidence(tmp_path, line):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, without=[5])
+    (folder / "job.out").write_text(f"step 4\n{line}\n")
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (5,), "low")
+    assert not any("job.out" in one for one in hang.evidence)
+
+
+def test_a_page_of_documentation_beside_dumps_is_no_log(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, without=[5])
+    (folder / "README.md").write_text("rank 5 exited with code 1\n")
+    assert diagnose_hang(folder).confidence == "low"
+
+
+def test_tasks_are_no_ranks_where_they_start_them(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, without=[4, 5])
+    (folder / "job.out").write_text("srun: error: node03: task 5: Killed\n")
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (4, 5), "low")
+    assert any("which ranks the tasks are, nothing tells" in one for one in hang.evidence)
+    folder = write_dumps(tmp_path / "elastic", 8, absent=5, without=[5])
+    (folder / "job.out").write_text("torchrun: start\nsrun: error: node03: task 5: Killed\n")
+    assert diagnose_hang(folder).confidence == "low"
+
+
+MEMORY = "Memory cgroup out of memory: Killed process 4242 (python3) total-vm:9kB, anon-rss:8kB"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        MEMORY,
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks "
+        "have been OOM Killed.",
+        "E1127 api.py:874] failed (exitcode: -9) local_rank: 5 (pid: 4242) of binary: python",
+    ],
+)
+def test_an_end_of_a_process_is_named_and_is_of_no_certain_rank(tmp_path, line):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, without=[5])
+    (folder / "job.out").write_text(f"{line}\n")
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (5,), "low")
+    assert any("job.out:1" in one for one in hang.evidence)
+    quiet = write_dumps(tmp_path / "quiet", 8, without=[5], age=1)
+    assert not diagnose_hang(quiet).hang
+    (quiet / "job.out").write_text(f"{line}\n")
+    hang = diagnose_hang(quiet)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (5,), "low")
+
+
+@pytest.mark.parametrize("source", ["py-spy", "RAS"])
+def test_the_number_of_a_process_tells_its_rank(tmp_path, source):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22, without=[22])
+    number = 1022 if source == "RAS" else 4242
+    (folder / "dmesg.txt").write_text(MEMORY.replace("4242", str(number)))
+    if source == "RAS":
+        (folder / "ras.json").write_text(ras_of(WORLD, 4))
+    else:
+        (folder / "pyspy_22.txt").write_text("Process 4242: python train.py\n")
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (22,), "high")
+    assert any(f"rank 22 was process {number}" in one for one in hang.evidence)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_report_that_all_is_well_speaks_against_a_rank_that_never_came(tmp_path, form):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22, age=600)
+    assert diagnose_hang(folder).confidence == "high"
+    fine = RAS_TEXT.replace("INCOMPLETE,MISMATCH", "OK").replace("ERROR\n", "OK\n", 1)
+    fine = fine.partition("Errors\n======")[0]
+    (folder / "ras.txt").write_text(ras_of(WORLD, 4) if form == "json" else fine)
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("not_arrived", (22,), "low")
+    assert any("NCCL RAS speaks against it" in one for one in hang.evidence)
+    os.utime(folder / "ras.txt", (1_700_000_001, 1_700_000_001))  # before the open calls
+    assert diagnose_hang(folder).confidence == "high"
+
+
+def test_a_report_that_is_about_an_earlier_call_speaks_against_nothing(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22, age=600)
+    (folder / "ras.json").write_text(ras_of(WORLD, 3))
+    assert diagnose_hang(folder).confidence == "high"
+
+
+def test_a_mismatch_of_another_rank_speaks_against_the_culprit(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22, age=600)
+    (folder / "ras.json").write_text(ras_of(WORLD, 4, counts={23: 3}))
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.confidence) == ((22,), "low")
+    (folder / "ras.json").write_text(ras_of(WORLD, 4, counts={22: 3}))
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.confidence) == ((22,), "high")
+
+
+def test_ranks_without_a_dump_that_launched_the_call_are_no_suspects(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22, without=[5, 22])
+    assert diagnose_hang(folder).culprits == (5, 22)
+    (folder / "ras.json").write_text(ras_of(WORLD, 4, counts={22: 3}))
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (22,), "low")
+    assert hang.missing == (5, 22)
+
+
+def test_text_of_a_mismatch_names_who_is_behind(tmp_path):
+    folder = write_dumps(tmp_path / "job", 32, absent=6, age=600)
+    text = RAS_TEXT.replace("INCOMPLETE,MISMATCH", "MISMATCH").replace(
+        "up to operation 42", "up to operation 4"
+    )
+    text = text.replace("up to operation 41", "up to operation 3")
+    head, _, rest = text.partition("Errors\n======")
+    (folder / "ras.txt").write_text(head + rest[rest.index("Warnings\n") :])
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.confidence) == ((6,), "high")
+    line = next(one for one in hang.evidence if "has launched 3 AllReduce" in one)
+    assert "rank 6" in line
+    assert "as the dumps say" in line
+    folder = write_dumps(tmp_path / "other", 32, absent=7, age=600)
+    (folder / "ras.txt").write_text(head + rest[rest.index("Warnings\n") :])
+    assert "by the dumps, others hold the job up" in evidence_of(folder)

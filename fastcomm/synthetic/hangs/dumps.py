@@ -5,6 +5,7 @@ entry a message, always `scheduled`, and one that closes it. Start times need ti
 """
 
 import gzip
+import os
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -67,6 +68,7 @@ def write_dumps(hang: PlantedHang, folder: Path, form: DumpForm, seed: int = 0) 
     for rank, name in hang.stacks.items():
         path = folder / f"stack_{rank}.txt"
         path.write_text(_stack(name), "utf-8")
+        os.utime(path, ns=(hang.moment, hang.moment))
         paths.append(path)
     return paths
 
