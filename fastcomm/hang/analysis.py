@@ -24,10 +24,11 @@ from fastcomm.formats.flight_recorder import (
 )
 from fastcomm.hang.calls import DumpedJob, RankCalls, job_of, of_dump
 from fastcomm.hang.evidence import gather, sentences
+from fastcomm.hang.moments import last_record, of_one_job
 from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
 from fastcomm.hang.traces import sentences as traced
 from fastcomm.hang.traces import traces_of
-from fastcomm.hang.verdict import Judge, Verdict
+from fastcomm.hang.verdict import ENQUEUED, Judge, Verdict
 from fastcomm.hang.waits import Stop
 from fastcomm.trace.run import named_ranks
 from fastcomm.trace.tags import tag_of_description
@@ -119,8 +120,10 @@ def diagnose_hang(
             f"{names}: no dump of a flight recorder{why}; it is a pickle or JSON file a rank, "
             "with the rank at the end of its name, as TORCH_FR_DUMP_TEMP_FILE says"
         )
+    one_job = of_one_job(files.dumps)
+    files.dumps = one_job.dumps
     evidence = gather(files.others[:_MOST_BESIDE], files.dumps)
-    newest = {rank: _in_order(dumps)[-1] for rank, dumps in files.dumps.items()}
+    newest = {rank: own[-1] for rank, own in files.dumps.items()}
     unread = {rank for path in failed if (rank := rank_of(path)) is not None}
     job = job_of(newest.values(), 1 + max(evidence.ranks, default=-1), unread)
     titles = {key: _titled(key, job).title for key in job.members}
@@ -131,9 +134,13 @@ def diagnose_hang(
         first_written=min(dump.written for dump in every),
         is_prompt=not all(dump.has_stacks for dump in every),
         has_stood=any(map(_has_stood, files.dumps.values())),
+        spread_s=_spread(newest.values()),
     )
     verdict = _verdict(judge, [*_progress(files.dumps)])
+    if one_job.doubted.intersection(verdict.culprits):
+        verdict = replace(verdict, confidence="low")
     hang = _result(judge, verdict, files, failed)
+    hang = replace(hang, evidence=(*hang.evidence, *one_job.notes))
     more = traced(traces_of(files.others), hang.culprits, job.ranks) if hang.culprits else ()
     return replace(hang, evidence=(*hang.evidence, *more))
 
@@ -191,15 +198,6 @@ def _files_below(path: Path) -> list[Path]:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
 
 
-def _in_order(dumps: Sequence[RankCalls]) -> list[RankCalls]:
-    """Return the dumps of a rank by their last call; of equal ones, the JSON first."""
-    return sorted(dumps, key=lambda dump: (_last(dump), dump.path.suffixes[:1] != [".json"]))
-
-
-def _last(dump: RankCalls) -> int:
-    return int(dump.calls.record[-1]) if len(dump.calls) else -1
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Progress:
     """A rank that went on between two dumps."""
@@ -233,23 +231,49 @@ def _has_stood(own: Sequence[RankCalls]) -> bool:
     """Return whether a rank made no call between two dumps whose times are in the files."""
     timed = [dump for dump in own if dump.has_time and not dump.is_cut]
     written = [dump.written for dump in timed]
-    is_one_state = len({_last(dump) for dump in timed}) == 1
-    return is_one_state and max(written) - min(written) >= _TIMELY_S
+    states = {(last_record(dump), _enqueued(dump)) for dump in timed}
+    return len(states) == 1 and max(written) - min(written) >= _TIMELY_S
+
+
+def _spread(dumps: Iterable[RankCalls]) -> int:
+    """Return by how many seconds some files are later behind the last calls than others.
+
+    That is no more than what they are apart: clocks of hosts, and ranks that made their last
+    call before others, are no lateness.
+    """
+    timed = [dump for dump in dumps if NULL != dump.latest < (dump.written + 1) * _SECOND]
+    if not timed:
+        return 0
+    written = [dump.written for dump in timed]
+    behind = [dump.written - dump.latest // _SECOND for dump in timed]
+    return min(max(written) - min(written), max(behind) - min(behind))
+
+
+def _enqueued(dump: RankCalls) -> int:
+    """Return how many calls a rank has made in all groups, by the status of these."""
+    return sum(group.get(ENQUEUED, 0) for group in dump.status.values())
 
 
 def _progress(dumps: dict[int, list[RankCalls]]) -> Iterator[_Progress]:
     """Yield the ranks that went on between two moments."""
     for rank, own in sorted(dumps.items()):
-        ordered = _in_order([dump for dump in own if not dump.is_cut])
+        ordered = [dump for dump in own if not dump.is_cut]
         folders = {dump.path.parent for dump in ordered}
         if len(folders) < _TWO:
             continue
         first, last = ordered[0], ordered[-1]
-        if _last(last) > _last(first):
+        if not len(last.row) and _enqueued(last) > _enqueued(first):
+            yield _Progress(
+                sentence=f"rank {rank} went on between two dumps: it had made "
+                f"{_enqueued(first)} calls in {first.path}, {_enqueued(last)} in {last.path}",
+                last=NULL,
+                is_timely=False,
+            )
+        if last_record(last) > last_record(first):
             at = max(first.calls.created.tolist(), default=NULL)
             yield _Progress(
-                sentence=f"rank {rank} went on between two dumps: call {_last(first)} is the "
-                f"last in {first.path}, {_last(last)} in {last.path}",
+                sentence=f"rank {rank} went on between two dumps: call {last_record(first)} is "
+                f"the last in {first.path}, {last_record(last)} in {last.path}",
                 last=at,
                 is_timely=first.has_time or abs(first.written - at / _SECOND) < _TIMELY_S,
             )

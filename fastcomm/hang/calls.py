@@ -86,6 +86,8 @@ class RankCalls:
     begins: bool  # whether the oldest call of the process is in the dump
     is_cut: bool  # whether the file is truncated, so that calls after the last are unknown
     is_overwritten: bool  # whether the ring may have overwritten open calls
+    stated_world: int = 0  # ranks of the group of all; 0 where the dump does not state them
+    status: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     is_whole: bool = True
 
     @cached_property
@@ -298,6 +300,10 @@ def of_dump(dump: Dump) -> RankCalls:
         begins=not is_full,
         ordinal=ordinal,
         messages=messages,
+        stated_world=max(
+            (len(group.ranks) for group in dump.config if group.desc == _WORLD), default=0
+        ),
+        status=dump.status,
         anchors=tuple(_anchors(calls, keys, number, is_collective & done, sides))
         if messages
         else (),

@@ -183,6 +183,12 @@ _SENTENCES = {
     "stalled": "All members have begun {where}, and it does not end.",
 }
 
+# Sides of a message, which are two.
+_MESSAGES = {
+    "mismatch_size": "The sides of {where} of {whom} have different sizes.",
+    "mismatch_dtype": "The sides of {where} of {whom} have different types.",
+}
+
 # Where nobody else waits, nobody says which order is right.
 _AMONG = "{who} make calls in different orders, and wait for each other in {where}."
 
@@ -231,10 +237,14 @@ def _sentence(hang: Hang) -> str:
     whom, many = named_ranks(hang.culprits), len(hang.culprits) > 1
     call = hang.collective.title if hang.collective else "what others wait in"
     is_among = hang.kind == "order" and many and not hang.waiting
-    sentence = (_AMONG if is_among else _SENTENCES[hang.kind]).format(
+    is_message = hang.collective is not None and hang.collective.sequence is None and many
+    of_kind = (is_message and _MESSAGES.get(hang.kind)) or _SENTENCES[hang.kind]
+    sentence = (_AMONG if is_among else of_kind).format(
         who=whom.capitalize(),
         whom=whom,
-        where=f"{call} of the {hang.group.title}" if hang.group else call,
+        where=f"{call} of the {hang.group.title}"
+        if hang.group and not (is_message and hang.kind in _MESSAGES)
+        else call,
         are="are" if many else "is",
         s="" if many else "s",
     )

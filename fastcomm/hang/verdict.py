@@ -24,6 +24,12 @@ _LATEST_S = 8
 _TIMES_INTERVAL = 4
 _MOST_QUOTED = 4  # lines of logs
 _MS = 1_000_000
+ENQUEUED = "last_enqueued_collective"  # in the status of a group
+_WORLD = "default_pg"
+_TWO = 2
+_TIMES_SPREAD = 5
+_LEAST_SPREAD_S = 2  # gzip has whole seconds
+_MOMENTARY = ("not_arrived", "not_started")  # what healthy jobs show for a moment
 _SLACK_S = 2  # between clocks of hosts
 _NEARLY = 0.9  # of a timeout
 _SLOWEST_MS = 120_000  # in which a recorder's watchdog ends a call behind its timeout
@@ -49,6 +55,7 @@ class Judge:
 
     `first_written` is the second of the first dump of any rank: all are of about one moment.
     `is_prompt` says whether some dump was written at once, as those without stacks are;
+    `spread_s` by how many seconds some files are later behind the last calls than others;
     `has_stood` whether ranks were where they are in dumps long before, too;
     `holds_silent` whether ranks that no dump tells of hold others up.
     """
@@ -58,6 +65,7 @@ class Judge:
     first_written: int
     is_prompt: bool
     has_stood: bool = False
+    spread_s: int = 0
     holds_silent: bool = True
     waits: WaitGraph = field(init=False)
 
@@ -75,6 +83,7 @@ class Judge:
         """Return the verdict."""
         rules = (
             self._mismatch,
+            self._message_mismatch,
             self._aborted,
             self._dead,
             self._by_stacks,
@@ -91,7 +100,11 @@ class Judge:
             evidence = self.evidence
             is_dark = self.job.silent or evidence.dead or evidence.deaths or self.unrecorded
             confidence = "low" if is_dark else "high"
-            return self._broken() or Verdict(kind="none", confidence=confidence)
+            return (
+                self._broken()
+                or self._by_status()
+                or Verdict(kind="none", confidence=confidence)
+            )
         for rule in rules:
             answer = rule()
             if answer is not None:
@@ -170,6 +183,8 @@ class Judge:
             or bool(self._is_dead() or self.evidence.aborted)
             or any(line.timeout for line in self.evidence.watchdog)
         )
+        if not is_certain and (late := self._late_files(answer.kind)):
+            return Verdict(kind="none", confidence="low", evidence=(late,))
         why = "" if is_certain else self._doubt() or self._lateness(answer.kind)
         if against := self._against(answer):
             evidence = (*answer.evidence, against)
@@ -178,6 +193,25 @@ class Judge:
             return answer
         evidence = (*answer.evidence, why)
         return replace(answer, confidence="low", evidence=evidence, is_doubted=True)
+
+    def _late_files(self, kind: str) -> str:
+        """Return why a job that only waits for a moment looks like this; empty if it cannot.
+
+        A rank that is on its way to a call is what a healthy job shows, too. Where files with
+        stacks were written seconds apart, naming the frames took as long, and all of them may
+        be later than that.
+        """
+        ages = [age for rank in self.waits.fronts if (age := self.age(rank)) is not None]
+        if self.is_prompt or self.has_stood or kind not in _MOMENTARY or not ages:
+            return ""
+        latest = _YOUNG_IF_LATE_NS + _TIMES_SPREAD * min(self.spread_s, _LATEST_S) * _SECOND
+        if self.spread_s < _LEAST_SPREAD_S or max(ages) >= latest:
+            return ""
+        return (
+            f"the calls are open for {format_ns(max(ages))} by the times of the files; these "
+            f"were written up to {self.spread_s} s apart, as naming the frames of stacks took "
+            f"time, and may be late by {format_ns(latest)}, {_DUMP_AGAIN}"
+        )
 
     def _doubt(self) -> str:
         """Return why the calls may be younger than they seem; empty if they are old."""
@@ -205,28 +239,59 @@ class Judge:
         stop = answer.stop
         if stop is None or stop.number is None:
             return ""
+        lines: list[str] = []
         if answer.kind in ("not_arrived", "missing_rank"):
-            launched = self._launched(stop)
-            even = [rank for rank in answer.culprits if rank in launched]
-            if even:
-                return (
-                    f"NCCL RAS speaks against it: of {named_ranks(even)}, it says that as many "
-                    f"operations are launched as by the others ({launched[even[0]]})"
-                )
-        if answer.kind != "not_arrived":
+            lines.append(self._by_ras(answer.culprits, stop))
+        if answer.kind == "not_arrived":
+            for rank in answer.culprits:
+                lines.append(self._unrecorded(rank, stop))
+                lines.append(self._by_stack(rank))
+                lines.append(self._by_watchdog(rank, stop, stop.number))
+        return next(filter(None, lines), "")
+
+    def _by_ras(self, culprits: Sequence[int], stop: Stop) -> str:
+        launched = self._launched(stop)
+        even = [rank for rank in culprits if rank in launched]
+        if not even:
             return ""
-        for rank in answer.culprits:
-            stack = self.evidence.stacks.get(rank)
-            if stack is not None and stack.is_in_collective:
-                name = stack.names[0]
-                return f"the stack of rank {rank} speaks against it: it is in {name} of PyTorch"
-            for line in self.evidence.watchdog:
-                is_group = (stop.group.desc or stop.group.name) in line.group
-                if line.rank == rank and is_group and line.enqueued >= stop.number:
-                    return (
-                        f"the watchdog of rank {rank} speaks against it: it enqueued "
-                        f"#{line.enqueued} ({line.place})"
-                    )
+        return (
+            f"NCCL RAS speaks against it: of {named_ranks(even)}, it says that as many "
+            f"operations are launched as by the others ({launched[even[0]]})"
+        )
+
+    def _by_stack(self, rank: int) -> str:
+        stack = self.evidence.stacks.get(rank)
+        if stack is None or not stack.is_in_collective:
+            return ""
+        name = stack.names[0]
+        return f"the stack of rank {rank} speaks against it: it is in {name} of PyTorch"
+
+    def _by_watchdog(self, rank: int, stop: Stop, number: int) -> str:
+        for line in self.evidence.watchdog:
+            is_group = (stop.group.desc or stop.group.name) in line.group
+            if line.rank == rank and is_group and line.enqueued >= number:
+                return (
+                    f"the watchdog of rank {rank} speaks against it: it enqueued "
+                    f"#{line.enqueued} ({line.place})"
+                )
+        return ""
+
+    def _unrecorded(self, rank: int, stop: Stop) -> str:
+        """Return why no call in the dump of a rank tells nothing; empty where it has some."""
+        calls = self.job.ranks.get(rank)
+        if calls is None or len(calls.row):
+            return ""
+        number = calls.status.get(0, {}).get(ENQUEUED, -1)
+        if stop.group.desc == _WORLD and number >= (stop.number or 0):
+            return (
+                f"pg_status of rank {rank} speaks against it: it has enqueued #{number} of the "
+                f"default group ({calls.path})"
+            )
+        if all(own.done.any() for own in self.job.ranks.values() if len(own.row)):
+            return (
+                f"no call of rank {rank} is recorded, so that its dump does not tell where it "
+                f"is ({calls.path})"
+            )
         return ""
 
     def _has_launched(self, rank: int) -> bool:
@@ -286,19 +351,36 @@ class Judge:
     def _mismatch(self) -> Verdict | None:
         """Members of a front called it with different arguments."""
         for stop, calls in self._old_collectives():
-            kind, odd = _odd(list(calls.values()))
+            members = len(self.job.members.get(stop.group, ()))
+            kind, odd = _odd(list(calls.values()), members)
             if kind is None:
                 continue
+            is_uneven = kind == "mismatch_size" and _has_parts([*calls.values()])
             if odd:
-                return self._answer(kind, odd, stop)
+                confidence = "low" if is_uneven else "high"
+                return self._answer(kind, odd, stop, confidence=confidence)
             places = {rank: call.place for rank, call in calls.items()}
             odd = rhythm.unusual(self.job, places) or rhythm.out_of_rhythm(self.job, calls)
-            return self._answer(kind, odd or calls, stop, confidence="high" if odd else "low")
+            confidence = "high" if odd and not is_uneven else "low"
+            return self._answer(kind, odd or calls, stop, confidence=confidence)
+        return None
+
+    def _message_mismatch(self) -> Verdict | None:
+        """Both sides of a message stand in it, with other types or sizes."""
+        for stop, calls in self.waits.stops.items():
+            is_matched = stop.number is None and stop.ordinal is not None and len(calls) > 1
+            if not is_matched or all(self.is_young(*one) for one in calls.items()):
+                continue
+            if len({call.arguments[2] for call in calls.values()}) > 1:
+                return self._answer("mismatch_dtype", calls, stop)
+            if len({max(call.elements) for call in calls.values()}) > 1:
+                return self._answer("mismatch_size", calls, stop)
         return None
 
     def calls_of(self, stop: Stop) -> dict[int, RankCall]:
-        """Return the calls of a collective by the ranks that made it."""
-        assert stop.number is not None
+        """Return the calls of a stop by the ranks that made it; of a message, by who waits."""
+        if stop.number is None:
+            return self.waits.stops.get(stop, {})
         calls = {}
         for rank in self.job.members.get(stop.group, ()):
             own = self.job.ranks.get(rank)
@@ -361,6 +443,32 @@ class Judge:
         else:
             answer = Verdict(kind="none", confidence="low")
         return replace(answer, evidence=quoted)
+
+    def _by_status(self) -> Verdict | None:
+        """No call is recorded: what the default group has enqueued on each rank tells.
+
+        Ranks behind are culprits if stacks show that others stand in a collective and they do
+        not, or two dumps show that nothing goes on. One moment of a healthy job looks alike.
+        """
+        status = {rank: own.status.get(0, {}) for rank, own in self.job.ranks.items()}
+        enqueued = {rank: own[ENQUEUED] for rank, own in status.items() if ENQUEUED in own}
+        if {*self.unrecorded} != {*self.job.ranks} or len({*enqueued.values()}) < _TWO:
+            return None
+        most = max(enqueued.values())
+        behind = [rank for rank, number in enqueued.items() if number < most]
+        line = (
+            f"no call is recorded; by pg_status, {named_ranks(behind)} had enqueued less than "
+            f"#{most} of the default group, which others had"
+        )
+        stacks = self.evidence.stacks
+        is_stuck = {*self.job.ranks} <= stacks.keys() and all(
+            (stacks[rank].activity == "collective") == (rank not in behind)
+            for rank in self.job.ranks
+        )
+        if not is_stuck and not self.has_stood:
+            return Verdict(kind="none", confidence="low", evidence=(line,))
+        answer = self._answer("not_arrived", behind, None, confidence="low")
+        return replace(answer, evidence=(f"{line}, {_DUMP_AGAIN}",), is_doubted=True)
 
     def _stands_in_group_or_message(self) -> dict[int, str]:
         """Return what ranks without a front do, as stacks tell: make a group, or a message."""
@@ -490,6 +598,8 @@ class Judge:
             if is_message and len(sides) == 1:
                 # Each side may send first, or one may have left out the message before.
                 return self._answer("p2p_order", ranks, stops[0], confidence="low")
+            if is_message and self._is_ring(ranks):
+                return self._answer("p2p_order", ranks, stops[0], confidence="low")
             if odd := rhythm.out_of_rhythm(self.job, ranks):
                 kind = "p2p_unmatched" if self._leads_by_messages(odd) else "order"
                 return self._answer(kind, odd, self._first_held(odd))
@@ -499,6 +609,23 @@ class Judge:
             kind = "p2p_order" if is_message else "order"
             return self._answer(kind, likely, stops[0], confidence="low")
         return None
+
+    def _is_ring(self, ranks: Sequence[int]) -> bool:
+        """Return whether all ranks of a circle stand in messages to ranks as far from them."""
+        place = {rank: at for at, rank in enumerate(ranks)}
+        steps = set()
+        for rank in ranks:
+            front = self.waits.fronts[rank]
+            if not all(call.peer in place for call in front):
+                return False
+            steps.add(
+                frozenset(
+                    (call.op, (place[call.peer] - place[rank]) % len(ranks))
+                    for call in front
+                    if call.peer is not None
+                )
+            )
+        return len(steps) == 1 and len(ranks) > _TWO
 
     def _leads_by_messages(self, odd: Sequence[int]) -> bool:
         """Return whether only messages wait for some ranks."""
@@ -632,18 +759,22 @@ def _is_beyond_timeout(calls: RankCalls, now: int) -> bool:
     return bool(((now - own.created) // _MS - _SLOWEST_MS > own.timeout)[is_open].any())
 
 
+_GATHERS_OF_LISTS = ("allgather", "allgatherv")
+_SCATTERS_OF_LISTS = ("reducescatter", "reducescatterv")
 _SIDES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
-def _odd(calls: Sequence[RankCall]) -> tuple[str | None, list[int]]:
+def _odd(calls: Sequence[RankCall], members: int) -> tuple[str | None, list[int]]:
     """Return the kind of mismatch among calls of a collective, and the minority's ranks."""
-    for kind, values in _compared(calls):
+    for kind, values in _compared(calls, members):
         if len(set(values.values())) > 1:
             return kind, _minority(values)
     return None, []
 
 
-def _compared(calls: Sequence[RankCall]) -> Iterator[tuple[str, Mapping[int, object]]]:
+def _compared(
+    calls: Sequence[RankCall], members: int
+) -> Iterator[tuple[str, Mapping[int, object]]]:
     """Yield what has to be equal on all members, by rank: operation, types, sizes.
 
     Members of a gather or scatter have different lists, those of an all-to-all other sizes.
@@ -652,8 +783,34 @@ def _compared(calls: Sequence[RankCall]) -> Iterator[tuple[str, Mapping[int, obj
     op = calls[0].op if calls else ""
     if op not in ("gather", "scatter"):
         yield "mismatch_dtype", {call.rank: call.arguments[2:] for call in calls}
-    if op not in ("gather", "scatter") and not is_all_to_all(op):
-        yield "mismatch_size", {call.rank: call.elements for call in calls}
+    if op in ("gather", "scatter") or is_all_to_all(op) or _is_uneven(calls, members):
+        return
+    yield "mismatch_size", {call.rank: call.elements for call in calls}
+
+
+def _has_parts(calls: Sequence[RankCall]) -> bool:
+    """Return whether members take or give parts of more than two sizes, as is allowed."""
+    op = calls[0].op.replace("_", "") if calls else ""
+    side = 0 if op in _GATHERS_OF_LISTS else 1
+    is_of_lists = op in (*_GATHERS_OF_LISTS, *_SCATTERS_OF_LISTS)
+    return is_of_lists and len({call.elements[side] for call in calls}) > _TWO
+
+
+def _is_uneven(calls: Sequence[RankCall], members: int) -> bool:
+    """Return whether members take or give parts of other sizes, which make up the whole.
+
+    All-gathers and reduce-scatters of lists, and their forms for vectors, allow it.
+    """
+    op = calls[0].op.replace("_", "") if calls else ""
+    if op not in (*_GATHERS_OF_LISTS, *_SCATTERS_OF_LISTS):
+        return False
+    side = 0 if op in _GATHERS_OF_LISTS else 1
+    parts = [call.elements[side] for call in calls]
+    wholes = {call.elements[1 - side] for call in calls}
+    if len(wholes) > 1 or len(set(parts)) == 1:
+        return False
+    (whole,) = wholes
+    return sum(parts) == whole if len(calls) >= members else sum(parts) <= whole
 
 
 def _minority(values: Mapping[int, object]) -> list[int]:

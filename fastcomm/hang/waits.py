@@ -64,8 +64,7 @@ class WaitGraph:
         places = (
             at
             for (key, number), at in calls.places.items()
-            if number > least[key]
-            and (self.is_over or any(name in calls.op(at) for name in _FOR_ALL))
+            if number > least[key] and (self.is_over or is_for_all(calls.op(at)))
         )
         at = min(places, default=None)
         return None if at is None else calls.call(at)
@@ -205,6 +204,11 @@ class WaitGraph:
             pending = {rank for own in waiting for rank in own} - reached
             reached |= pending
         return sorted(reached - culprits)
+
+
+def is_for_all(op: str) -> bool:
+    """Return whether an operation ends on no member before all have called it."""
+    return any(name in op for name in _FOR_ALL)
 
 
 def retires(calls: RankCalls) -> bool:

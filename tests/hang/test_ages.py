@@ -155,3 +155,15 @@ def test_dumps_of_a_later_moment_without_progress_decide(tmp_path):
     write(tmp_path / "job" / "second", [60] * WORLD, frames=False)
     hang = diagnose_hang(tmp_path / "job")
     assert (hang.kind, hang.culprits, hang.confidence) == ("not_arrived", (5,), "high")
+
+
+def test_files_that_were_written_seconds_apart_may_all_be_late(tmp_path):
+    late = [11, 12, 12, 10, 12, 11, 12, 12]
+    hang = diagnose_hang(write(tmp_path / "job", late))
+    assert (hang.kind, hang.confidence) == ("none", "low")
+    assert any("written up to 2 s apart" in line for line in hang.evidence)
+    assert "a second set of dumps" in hang.next[0]
+    hang = diagnose_hang(write(tmp_path / "old", late, age=30))
+    assert (hang.kind, hang.culprits) == ("not_arrived", (5,))
+    hang = diagnose_hang(write(tmp_path / "text", late, frames=False))
+    assert (hang.kind, hang.culprits) == ("not_arrived", (5,))

@@ -95,3 +95,76 @@ def test_dumps_without_calls_tell_nothing(tmp_path):
     assert "No hang is seen" in hang.headline
     assert "no call is recorded in the dumps of ranks 0-3" in hang.evidence[0]
     assert "TORCH_FR_BUFFER_SIZE" in hang.next[0]
+
+
+def pair(rank, last, size):
+    """A message of rank 0 to rank 1, of another size on each side."""
+    if rank > 1:
+        return []
+    op = "send 0->1" if rank == 0 else "recv 1<-0"
+    shape = [[64 if rank == 0 else size]]
+    return [call(last, op, input_sizes=shape, output_sizes=shape)]
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_sides_of_a_message_with_other_sizes_are_both_named(tmp_path, size):
+    hang = diagnose_hang(write(tmp_path, lambda rank, last: pair(rank, last, size)))
+    kind = "stalled" if size == 64 else "mismatch_size"
+    assert (hang.kind, hang.culprits) == (kind, (0, 1))
+    if size != 64:
+        assert "The sides of send of ranks 0-1 have different sizes" in hang.headline
+        text = "\n".join(hang.evidence)
+        assert "rank 0 calls send with [[64]]" in text
+        assert "rank 1 calls recv with [[128]]" in text
+
+
+def test_sides_of_a_message_with_other_types_are_both_named(tmp_path):
+    def typed(rank, last):
+        more = {"input_dtypes": ["Half"], "output_dtypes": ["Half"]} if rank else {}
+        return [{**one, **more} for one in pair(rank, last, 64)]
+
+    hang = diagnose_hang(write(tmp_path, typed))
+    assert (hang.kind, hang.culprits) == ("mismatch_dtype", (0, 1))
+
+
+@pytest.mark.parametrize("op", ["all_gather", "all_gather_v", "reduce_scatter"])
+def test_parts_of_other_sizes_that_make_up_the_whole_are_no_mismatch(tmp_path, op):
+    def uneven(sizes):
+        def calls(rank, last):
+            part, whole = [[sizes[rank]]], [[sum(range(1, 9))]]
+            first, second = (whole, part) if "scatter" in op else (part, whole)
+            return [call(last, op, input_sizes=first, output_sizes=second)]
+
+        return calls
+
+    hang = diagnose_hang(write(tmp_path, uneven([*range(1, 9)])))
+    assert hang.kind == "stalled"
+    hang = diagnose_hang(write(tmp_path, uneven([1, 2, 3, 4, 5, 6, 7, 99])))
+    assert hang.kind == "mismatch_size"
+    assert hang.confidence == "low"
+
+
+def batch(last, rank, messages):
+    """A batch of messages, open, with the entry that closes it."""
+    own = [call(last, one, p2p_seq_id=1) for one in messages]
+    own.append(call(last, "coalesced", p2p_seq_id=1, is_p2p=True))
+    for at, one in enumerate(own):
+        one["record_id"] = last["record_id"] + 1 + at
+    return own
+
+
+@pytest.mark.parametrize("steps", [3, 30])
+@pytest.mark.parametrize("form", ["next", "both", "far"])
+def test_a_ring_of_batches_is_one_of_all_its_ranks(tmp_path, form, steps):
+    def ring(rank, last):
+        after, before = (rank + 1) % 4, (rank - 1) % 4
+        messages = {
+            "next": [f"send {rank}->{after}", f"recv {rank}<-{after}"],
+            "both": [f"send {rank}->{after}", f"send {rank}->{before}"],
+            "far": [f"send {rank}->{after}", f"recv {rank}<-{(rank + 2) % 4}"],
+        }
+        return batch(last, rank, messages[form])
+
+    hang = diagnose_hang(write(tmp_path, ring, 4, steps))
+    assert (hang.kind, hang.culprits) == ("p2p_order", (0, 1, 2, 3))
+    assert hang.confidence == "low"
