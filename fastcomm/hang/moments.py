@@ -5,8 +5,9 @@ moment of this one, would make their ranks look as if they never came to the cal
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def of_one_job(dumps: Mapping[int, Sequence[RankCalls]]) -> JobDumps:
     job = JobDumps(dumps={rank: in_order(own) for rank, own in dumps.items()})
     _leave_out_worlds(job)
     for rank, own in job.dumps.items():
-        job.dumps[rank] = _agreeing(job, rank, own)
+        job.dumps[rank] = _agreeing(job, rank, _of_moments(own))
     _leave_out_old(job)
     if len(job.notes) > _MOST_LINES:
         job.notes[_MOST_LINES:] = [f"{len(job.notes) - _MOST_LINES} more such dumps"]
@@ -88,6 +89,25 @@ def _leave_out_worlds(job: JobDumps) -> None:
         job.dumps[rank] = [dump for dump in own if dump.stated_world in (0, newest)]
         if not job.dumps[rank]:
             del job.dumps[rank]
+
+
+def _of_moments(own: Sequence[RankCalls]) -> list[RankCalls]:
+    """Return the dumps of a rank with one of each moment.
+
+    Two forms of a dump are of one moment: that of the first file, or of the last call where that
+    is later. A pickle names the frames of its stacks before it is written.
+    """
+    forms: dict[Path, list[RankCalls]] = {}
+    for dump in own:
+        forms.setdefault(dump.path.parent / _name(dump), []).append(dump)
+    moments = []
+    for of_one in forms.values():
+        written = min(dump.written for dump in of_one)
+        last = of_one[-1]
+        moment = max(written, last.latest // _SECOND) if len(of_one) > 1 else last.written
+        has_stacks = all(dump.has_stacks for dump in of_one)
+        moments.append(replace(last, written=moment, has_stacks=has_stacks))
+    return moments
 
 
 def _moment(dump: RankCalls) -> int:

@@ -10,7 +10,7 @@ from fastcomm.hang import ras, rhythm
 from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls, is_all_to_all
 from fastcomm.hang.evidence import FileEvidence
 from fastcomm.hang.logs import is_timeout
-from fastcomm.hang.waits import Stop, WaitGraph, retires
+from fastcomm.hang.waits import Stop, WaitGraph, is_for_all, retires
 from fastcomm.trace.run import named_ranks
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
@@ -183,7 +183,7 @@ class Judge:
             or bool(self._is_dead() or self.evidence.aborted)
             or any(line.timeout for line in self.evidence.watchdog)
         )
-        if not is_certain and (late := self._late_files(answer.kind)):
+        if not is_certain and (late := self._late_files(answer)):
             return Verdict(kind="none", confidence="low", evidence=(late,))
         why = "" if is_certain else self._doubt() or self._lateness(answer.kind)
         if against := self._against(answer):
@@ -194,15 +194,18 @@ class Judge:
         evidence = (*answer.evidence, why)
         return replace(answer, confidence="low", evidence=evidence, is_doubted=True)
 
-    def _late_files(self, kind: str) -> str:
+    def _late_files(self, answer: Verdict) -> str:
         """Return why a job that only waits for a moment looks like this; empty if it cannot.
 
-        A rank that is on its way to a call is what a healthy job shows, too. Where files with
-        stacks were written seconds apart, naming the frames took as long, and all of them may
-        be later than that.
+        A healthy job shows a rank that is on its way to a call, too, and a call that all have
+        made just now. Where files with stacks were written seconds apart, naming the
+        frames took as long, and all of them may be later than that.
         """
+        calls = self.waits.stops.get(answer.stop, {}) if answer.stop is not None else {}
+        is_whole = answer.kind == "stalled" and all(is_for_all(c.op) for c in calls.values())
         ages = [age for rank in self.waits.fronts if (age := self.age(rank)) is not None]
-        if self.is_prompt or self.has_stood or kind not in _MOMENTARY or not ages:
+        is_momentary = is_whole or answer.kind in _MOMENTARY
+        if self.is_prompt or self.has_stood or not is_momentary or not ages:
             return ""
         latest = _YOUNG_IF_LATE_NS + _TIMES_SPREAD * min(self.spread_s, _LATEST_S) * _SECOND
         if self.spread_s < _LEAST_SPREAD_S or max(ages) >= latest:

@@ -59,6 +59,14 @@ def job(path: Path) -> None:
     (path / "launcher.log").write_text(
         "launch.py: rank 5 (local_rank 5) was killed by signal 9"
     )
+    (path / "slurm.out").write_text(
+        "srun: error: node[03-04]: tasks 5,7-8: Killed\n"
+        "Out of memory: Killed process 1005 (x)\n"
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some may be killed.\n"
+        "  rank      : 5 (local_rank: 5)\n  exitcode  : -9 (pid: 1005)\n"
+        "failed (exitcode: -9) local_rank: 5 (pid: 1005) of binary: python\n"
+    )
+    (path / "pyspy_5.txt").write_text("Process 1005: python train.py\n")
     (path / "ras.txt").write_text(RAS_TEXT)
     parts = enumerate(groups_of(WORLD).values())
     parts_ = (communicator(f"0x{at}", ranks, 4, gone={5: "dead"}) for at, (_, ranks) in parts)

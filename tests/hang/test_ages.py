@@ -1,6 +1,7 @@
 """Test how old a call has to be for a hang: files are written after the state of a dump."""
 
 import gzip
+import json
 import os
 import pickle
 
@@ -167,3 +168,30 @@ def test_files_that_were_written_seconds_apart_may_all_be_late(tmp_path):
     assert (hang.kind, hang.culprits) == ("not_arrived", (5,))
     hang = diagnose_hang(write(tmp_path / "text", late, frames=False))
     assert (hang.kind, hang.culprits) == ("not_arrived", (5,))
+
+
+def test_a_pickle_beside_a_prompt_form_of_it_is_of_the_moment_of_that(tmp_path):
+    folder = write(tmp_path / "job", [14, 15, 16, 13, 14, 15, 16, 13])
+    for path in [*folder.iterdir()]:
+        document = pickle.loads(gzip.decompress(path.read_bytes()))
+        last = max(call["time_created_ns"] for call in document["entries"])
+        for call in document["entries"]:
+            del call["frames"]
+        content = gzip.compress(json.dumps(document).encode(), mtime=last // SECOND)
+        path.with_name(path.name.replace("pickle", "json")).write_bytes(content)
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits) == ("none", ())
+
+
+def test_a_call_that_all_have_just_made_is_no_hang_where_all_files_are_late(tmp_path):
+    late = [15, 10, 14, 15, 17, 16, 16, 16]
+    folder = write(tmp_path / "job", late)
+    for rank, lateness in enumerate(late):
+        document = dump_of(rank, WORLD, 30)
+        for at, call in enumerate(document["entries"]):
+            call["time_created_ns"] = 1_700_000_000 * SECOND + at * SECOND // 100
+            call["frames"] = [{"name": "step", "filename": "train.py", "line": 7}]
+        content = gzip.compress(pickle.dumps(document, 2), mtime=1_700_000_000 + lateness)
+        (folder / f"rank_{rank}.pickle.gz").write_bytes(content)
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.confidence) == ("none", "low")
