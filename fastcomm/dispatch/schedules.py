@@ -32,9 +32,14 @@ _FORBIDDEN = 1e9
 _SHRINK = 15
 # Of a pipeline: parts into which all stages are cut, share of their time that the parts' starts
 # may take, parts of what a GPU sends that are mixed, and stages that balancing is ahead.
-_PARTS, _STARTS, _SLICES, _AHEAD = 128, 0.02, 8, 4
+_PARTS, _STARTS, _SLICES, _AHEAD = 128, 0.02, 8, 8
+_FAST_LINKS = 5  # times the NIC: from there on links inside a node rarely bind
+_NEAR = 1.04  # times the bound, up to which no other pipeline is tried
+# Between the bound and the best time so far: times to reach with uneven NICs.
+_SHARES = 0.5, 0.25, 0.75
 _FEW_NODES = 16  # up to which more is tried: the search is short
 _FEW_STAGES = 128
+Stages = tuple[Numbers, Matrix]  # permutations and weights
 LINKS = ("NIC", "NVLink")
 DIRECTIONS = ("send", "receive")
 # Labels of the columns of a load.
@@ -79,13 +84,38 @@ class FastPipeline:
     """FAST's stages as a pipeline: balancing and redistribution overlap other stages."""
 
     servers: Matrix  # node by node: load of each NIC
-    permutations: Numbers  # stage by node: destination; a node's own number is padding
+    permutations: Numbers  # stage by stage: destination; a node's own number is padding
     weights: Matrix  # tokens of each stage
-    balanced: NDArray[np.int64]  # [node, node, GPU, GPU] after balancing
-    moved: NDArray[np.int64]  # [node * node, GPU, GPU] moved by balancing
+    queues: tuple[Numbers, Matrix]  # what GPUs send after balancing, as `kernels.rails` has it
+    own: NDArray[np.int64]  # [node, GPU, GPU] inside nodes
     balance_s: float  # before the first stage
     inter_s: NDArray[np.float64]  # of each stage
     total_s: float
+
+    @property
+    def balanced(self) -> NDArray[np.int64]:
+        """Tokens [node, node, GPU, GPU] after balancing."""
+        nodes, width = self.own.shape[:2]
+        block = self._sums(1)
+        block[np.arange(nodes), np.arange(nodes)] = self.own
+        return block.reshape(nodes, nodes, width, width)
+
+    @property
+    def moved(self) -> NDArray[np.int64]:
+        """Tokens [node * node, GPU, GPU] that balancing moves."""
+        nodes, width = self.own.shape[:2]
+        moved = self._sums(0).swapaxes(2, 3).reshape(nodes * nodes, width, width)
+        moved[:, np.arange(width), np.arange(width)] = 0
+        return moved
+
+    def _sums(self, column: int) -> NDArray[np.int64]:
+        """Return the units [node, node, sending GPU, GPU] by a column of the entries."""
+        nodes, width = self.own.shape[:2]
+        start, entries = self.queues
+        sums = np.zeros((nodes * nodes * width, width), np.int64)
+        queue = np.repeat(np.arange(len(sums)), np.diff(start))
+        np.add.at(sums, (queue, entries[:, column]), entries[:, 2])
+        return sums.reshape(nodes, nodes, width, width)
 
 
 def schedule(
@@ -108,17 +138,12 @@ def schedule(
         How the demand between nodes is split into stages, one of `DECOMPOSITIONS`.
 
     """
-    demanded = blocked(demand, width)
-    parts, in_order = _balanced(demanded, intra, decomposition)
+    block = blocked(demand, width)
+    parts, in_order = _balanced(block, intra, decomposition)
     if not len(in_order[1]):  # nothing leaves a node
         return _published(parts, in_order, (inter, intra))
-    block, servers = parts["balanced"], parts["servers"]
-    own = np.stack([block[n, n] for n in range(len(block))])
-    queues = kernels.origins(demanded, servers)
-    candidates: list[FastSchedule | FastPipeline] = [
-        _pipeline(parts, queues, _cut(by_size(in_order), count), own, (inter, intra))
-        for count in _cuts(len(block), float(in_order[1].sum()), inter)
-    ]
+    search = _PipelineSearch(block, parts["servers"], (inter, intra), decomposition)
+    candidates: list[FastSchedule | FastPipeline] = [search.best()]
     if len(in_order[1]) <= _FEW_STAGES:
         candidates.append(_published(parts, in_order, (inter, intra)))
     return min(candidates, key=lambda candidate: candidate.total_s)
@@ -137,7 +162,7 @@ def published_schedule(
 
 
 def _published(
-    parts: dict[str, Any], in_order: "Stages", costs: tuple[Cost, Cost]
+    parts: dict[str, Any], in_order: Stages, costs: tuple[Cost, Cost]
 ) -> FastSchedule:
     """Return the published schedule of a balanced demand, and of its stages in their order.
 
@@ -161,9 +186,6 @@ def _published(
     return min(schedules, key=lambda candidate: candidate.total_s)
 
 
-Stages = tuple[Numbers, Matrix]  # permutations and weights
-
-
 def by_size(stage: Stages) -> Stages:
     """Return stages sorted by size, the longest first."""
     permutations, weights = stage
@@ -181,28 +203,98 @@ def _balanced(
     return parts | {"balance_s": balance_s}, stages(servers, decomposition)
 
 
-def _pipeline(
-    parts: dict[str, Any],
-    queues: tuple[Numbers, Matrix],
-    stage: Stages,
-    own: NDArray[np.int64],
-    costs: tuple[Cost, Cost],
-) -> FastPipeline:
-    """Return the schedule whose stages overlap balancing and redistribution of others."""
-    inter, intra = costs
-    permutations, weights = stage
-    nodes = len(own)
-    inter_s = np.asarray(inter.start_s + weights * inter.unit_s, np.float64)
-    # Of many nodes, stages are short as they are, and mixing would take long.
-    mixing = max(1, min(_SLICES, _SLICES * _FEW_NODES**2 // nodes**2)), _AHEAD
-    first_s, total_s = kernels.pipelined(queues, stage, mixing, inter_s, own, intra.pair)
-    return FastPipeline(
-        **{**parts, "balance_s": first_s},
-        permutations=permutations,
-        weights=weights,
-        inter_s=inter_s,
-        total_s=total_s,
-    )
+class _PipelineSearch:
+    """Search of the fastest pipeline for a demand.
+
+    Where links inside nodes bind, NICs of hot GPUs send and receive more than others, as far as
+    the time allows that is to be reached. Stages are sorted by size, or parts of all of them
+    take turns, so that what moves inside nodes is even over time.
+    """
+
+    def __init__(
+        self,
+        block: NDArray[np.int64],
+        servers: Matrix,
+        costs: tuple[Cost, Cost],
+        decomposition: str,
+    ) -> None:
+        """Prepare a demand; `servers` has the balanced load of a NIC by pair of nodes."""
+        self.block, self.servers, self.decomposition = block, servers, decomposition
+        self.inter, self.intra = costs
+        nodes, self.width = len(block), block.shape[2]
+        self.own = np.stack([block[n, n] for n in range(nodes)])
+        self.pairs = block.sum(axis=(2, 3)) * ~np.eye(nodes, dtype=bool)
+        self.received = block.sum(axis=(0, 2))  # by node and GPU
+        sent = block.sum(axis=(1, 3))
+        self.busiest_nic = largest_sum(self.pairs) / self.width
+        per_s = 1 / self.inter.unit_s + 1 / self.intra.unit_s
+        all_links = [part.sum(axis=1).max() / self.width for part in (self.received, sent)]
+        all_links += [part.max() for part in (self.received, sent)]
+        self.least_s = float(max(self.busiest_nic * self.inter.unit_s, max(all_links) / per_s))
+
+    def best(self) -> FastPipeline:
+        """Return the fastest pipeline of all that are tried, until one is near the bound."""
+        are_links_slow = self.intra.unit_s * _FAST_LINKS > self.inter.unit_s
+        best = self._fastest(self.least_s, in_turn=are_links_slow)
+        if not are_links_slow and best.total_s > _NEAR * self.least_s:
+            best = self._faster(best, self.least_s)
+        for share in _SHARES:
+            if best.total_s <= _NEAR * self.least_s:
+                break
+            best = self._faster(best, self.least_s + share * (best.total_s - self.least_s))
+        return best
+
+    def _faster(self, best: FastPipeline, target_s: float) -> FastPipeline:
+        """Return `best`, or a pipeline of stages in turn if that is faster."""
+        other = self._fastest(target_s, in_turn=True)
+        return min(best, other, key=lambda one: one.total_s)
+
+    def _fastest(self, target_s: float, *, in_turn: bool) -> FastPipeline:
+        """Return the fastest pipeline whose NICs are to take `target_s` at most.
+
+        `in_turn` is whether parts of all stages take turns.
+        """
+        queues, servers = self._queues(target_s)
+        stage = by_size(stages(servers, self.decomposition))
+        tokens, nodes = float(stage[1].sum()), len(self.own)
+        # Of many nodes, stages are short as they are, and mixing would take long.
+        mixing = max(1, min(_SLICES, _SLICES * _FEW_NODES**2 // nodes**2)), _AHEAD
+        timed = []
+        for count in _cuts(nodes, tokens, self.inter):
+            permutations, weights = cut = _cut(stage, count, in_turn=in_turn)
+            inter_s = np.asarray(self.inter.start_s + weights * self.inter.unit_s, np.float64)
+            first_s, total_s = kernels.pipelined(
+                queues, cut, mixing, inter_s, self.own, self.intra.pair
+            )
+            timed.append(
+                FastPipeline(
+                    servers=servers,
+                    permutations=permutations,
+                    weights=weights,
+                    queues=queues,
+                    own=self.own,
+                    balance_s=first_s,
+                    inter_s=inter_s,
+                    total_s=total_s,
+                )
+            )
+        return min(timed, key=lambda one: one.total_s)
+
+    def _queues(self, target_s: float) -> tuple[tuple[Numbers, Matrix], Matrix]:
+        """Return what GPUs send, and the load of a NIC by pair of nodes.
+
+        A NIC takes `target_s` at most, or what it takes if all are alike. A GPU that receives
+        more than its links inside the node pass on in that time gets the rest by its own NIC.
+        """
+        uneven = max(1.0, target_s / (self.busiest_nic * self.inter.unit_s))
+        limit = np.ceil(self.pairs * (uneven / self.width)).astype(np.int64)
+        remote = self.received - self.own.sum(axis=1)
+        excess = self.received - target_s / self.intra.unit_s
+        near = np.clip(excess / np.maximum(remote, 1), 0.0, 1.0)
+        start, entries, servers = kernels.rails(
+            self.block, np.maximum(limit, self.servers), near
+        )
+        return (start, entries), servers
 
 
 def _cuts(nodes: int, tokens: float, inter: Cost) -> set[int]:
@@ -214,15 +306,22 @@ def _cuts(nodes: int, tokens: float, inter: Cost) -> set[int]:
     return {1, count} if nodes <= _FEW_NODES else {count}
 
 
-def _cut(stage: Stages, count: int) -> Stages:
-    """Return stages of at most a `count`-th of all tokens, cut from longer ones."""
+def _cut(stage: Stages, count: int, *, in_turn: bool = False) -> Stages:
+    """Return stages of at most a `count`-th of all tokens, cut from longer ones.
+
+    `in_turn` is whether parts of different stages take turns, as evenly as possible.
+    """
     permutations, weights = stage
     longest = max(1, -(-int(weights.sum()) // count))
     parts = -(-weights // longest)
     number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
     whole, parts_of = np.repeat(weights, parts), np.repeat(parts, parts)
     cut = whole * (number + 1) // parts_of - whole * number // parts_of
-    return np.repeat(permutations, parts, axis=0), cut
+    spread = np.repeat(permutations, parts, axis=0)
+    if not in_turn:
+        return spread, cut
+    order = np.argsort((number + 0.5) / parts_of, kind="stable")
+    return spread[order], cut[order]
 
 
 def blocked(demand: Matrix, width: int) -> NDArray[np.int64]:

@@ -120,6 +120,7 @@ def stages(matrix: Matrix, first: int, shrink: int) -> tuple[Numbers, Matrix]:
 Blocks = NDArray[np.int64]
 
 Times = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 SendCost = tuple[float, float]
 
 
@@ -139,6 +140,29 @@ def spread_time(moved: Matrix, cost: SendCost) -> float:
         if most > 0:
             total += cost[0] + cost[1] * most
     return total
+
+
+@kernel
+def port_time(moved: Matrix, cost: SendCost) -> float:
+    """Return the time in s to move a square matrix at once, without the diagonal.
+
+    A switch connects all ports; the one with the most to send or to receive sets the time.
+    `cost` is the seconds per message of a port, and per unit.
+    """
+    size = len(moved)
+    longest = 0.0
+    for i in range(size):
+        sent, received = np.int64(0), np.int64(0)
+        sends, receives = 0, 0
+        for j in range(size):
+            if j != i:
+                sent += moved[i, j]
+                received += moved[j, i]
+                sends += int(moved[i, j] > 0)
+                receives += int(moved[j, i] > 0)
+        longest = max(longest, cost[0] * sends + cost[1] * sent)
+        longest = max(longest, cost[0] * receives + cost[1] * received)
+    return longest
 
 
 @kernel
@@ -281,15 +305,21 @@ def redistribution(
 
 
 @kernel
-def origins(block: Blocks, load: Matrix) -> tuple[Numbers, Matrix]:
+def rails(block: Blocks, limit: Matrix, near: Times) -> tuple[Numbers, Matrix, Matrix]:
     """Return what the GPUs of a node send to another node once they are balanced.
+
+    A GPU sends to the one of its place in the other node. So that others have less to pass on,
+    some of the traffic to a GPU goes by its own place first; what is above the limit moves to
+    the places of its targets, as far as they have room, and then to any place.
 
     Parameters
     ----------
     block
         Traffic [source node, node, GPU, GPU] before balancing.
-    load
-        Load of a NIC by pair of nodes, as `balance` returns it.
+    limit
+        Most units that a GPU sends, by pair of nodes; at least the mean.
+    near
+        Share of the traffic to a GPU, [node, GPU], that comes by its own place, if possible.
 
     Returns
     -------
@@ -297,14 +327,17 @@ def origins(block: Blocks, load: Matrix) -> tuple[Numbers, Matrix]:
         First entry of each [pair of nodes, sending GPU], flat, and their number.
     ndarray
         Entries: GPU that had the traffic, GPU that gets it, units; the GPU's own come first.
+    ndarray
+        Most units that a GPU sends, by pair of nodes.
 
     """
     nodes, width = block.shape[0], block.shape[2]
     start = np.zeros(nodes * nodes * width + 1, np.int32)
-    most = 2 * width * width + 2 * width
+    most = 4 * width * width + 2 * width
     entries = np.empty((nodes * (nodes - 1) * most, 3), np.int64)
-    moves = np.empty((most, 4), np.int64)
+    moves = np.empty((most, 4), np.int64)  # to, donor, target, units
     row = np.empty(width, np.int64)
+    load = np.zeros((nodes, nodes), np.int64)
     n = 0
     for pair in range(nodes * nodes):
         s, d = pair // nodes, pair % nodes
@@ -313,20 +346,9 @@ def origins(block: Blocks, load: Matrix) -> tuple[Numbers, Matrix]:
         if s != d:
             for i in range(width):
                 row[i] = own[i].sum()
-            for i in range(width):
-                for k in range(width):
-                    if row[i] <= load[s, d]:
-                        break
-                    if row[k] >= load[s, d]:
-                        continue
-                    for j in range(width):
-                        m = min(row[i] - load[s, d], own[i, j], load[s, d] - row[k])
-                        if m > 0:
-                            own[i, j] -= m
-                            row[i] -= m
-                            row[k] += m
-                            moves[count] = k, i, j, m
-                            count += 1
+            count = gather(own, row, limit[s, d], near[d], moves)
+            count = spill(own, row, limit[s, d], moves, count)
+            load[s, d] = row.max()
         for k in range(width):
             start[pair * width + k] = n
             # Rows begin with different columns, so that their sends fit into one shift.
@@ -340,7 +362,70 @@ def origins(block: Blocks, load: Matrix) -> tuple[Numbers, Matrix]:
                     entries[n] = moves[move, 1], moves[move, 2], moves[move, 3]
                     n += 1
     start[-1] = n
-    return start, entries[:n]
+    return start, entries[:n], load
+
+
+@kernel
+def gather(own: Matrix, row: Matrix, limit: int, near: Times, moves: Matrix) -> int:
+    """Move traffic to the places of its targets, alike from all rows; return the moves.
+
+    Parameters
+    ----------
+    own
+        Traffic of the rows by target; written.
+    row
+        Sums of the rows, with what moves to them; written.
+    limit
+        Most units of a target at its own place.
+    near
+        Share of the traffic to a target that is to be at its place.
+    moves
+        Row to, row from, target and units of each move; written.
+
+    """
+    width, count = len(row), 0
+    for j in range(width):
+        if near[j] <= 0:
+            continue
+        total = own[:, j].sum()
+        need = min(np.int64(near[j] * total), limit) - own[j, j]
+        share = need / max(1, total - own[j, j])
+        for i in range(width):
+            m = min(own[i, j], need, np.int64(share * own[i, j]) + 1)
+            if i != j and m > 0:
+                own[i, j] -= m
+                row[i] -= m
+                row[j] += m
+                need -= m
+                moves[count] = j, i, j, m
+                count += 1
+    return count
+
+
+@kernel
+def spill(own: Matrix, row: Matrix, limit: int, moves: Matrix, count: int) -> int:
+    """Move what rows have above `limit` to rows below it, targets of that row first.
+
+    Parameters are those of `gather`; `count` is the number of moves so far, and the result that
+    of all.
+    """
+    width = len(row)
+    for is_any in range(2):
+        for i in range(width):
+            for k in range(width):
+                if row[i] <= limit:
+                    break
+                if row[k] >= limit:
+                    continue
+                for j in range(0 if is_any else k, width if is_any else k + 1):
+                    m = min(row[i] - limit, own[i, j], limit - row[k])
+                    if m > 0:
+                        own[i, j] -= m
+                        row[i] -= m
+                        row[k] += m
+                        moves[count] = k, i, j, m
+                        count += 1
+    return count
 
 
 @kernel
@@ -357,7 +442,7 @@ def send(
     Parameters
     ----------
     queues
-        What GPUs send, as `origins` returns it.
+        What GPUs send: entries as `rails` returns them.
     place
         Of each queue its next entry, the slice of its entries, and what is gone of this slice;
         written.
@@ -402,6 +487,43 @@ def send(
 
 
 @kernel
+def take(moves: Matrix, used: Flags, room: Times, cost: SendCost) -> bool:
+    """Make the moves for which ports have time, in order; return whether some remain.
+
+    Parameters
+    ----------
+    moves
+        Units from GPU to GPU; written.
+    used
+        Pairs of GPUs that have a message already; written.
+    room
+        Seconds that remain, to send and to receive [2, GPU]; written.
+    cost
+        Seconds per message of a port, and per unit.
+
+    """
+    size = len(moves)
+    remain = False
+    for i in range(size):
+        for j in range(size):
+            units = moves[i, j]
+            if units == 0 or i == j:
+                continue
+            begin = 0.0 if used[i, j] else cost[0]
+            free = min(room[0, i], room[1, j])
+            if begin + units * cost[1] > free:
+                remain = True
+                units = np.int64(max(free - begin, 0.0) / cost[1])
+                if units == 0:
+                    continue
+            used[i, j] = True
+            room[0, i] -= begin + units * cost[1]
+            room[1, j] -= begin + units * cost[1]
+            moves[i, j] -= units
+    return remain
+
+
+@kernel
 def pipelined(
     queues: tuple[Numbers, Matrix],
     stage: tuple[Numbers, Matrix],
@@ -412,14 +534,15 @@ def pipelined(
 ) -> tuple[float, float]:
     """Return the time of stages whose moves inside nodes overlap other stages.
 
-    Before a stage, what its GPUs send moves to them; after it, what they got moves on. A node
-    does both at the same time: moves after stage p - 1 with those before a later stage. It
-    works off these pairs in order, and a stage begins once all nodes have made its moves.
+    Before a stage, what its GPUs send moves to them; after it, what they got moves on. A stage
+    begins once all nodes have made its moves. While it runs, ports make the moves of the next
+    stage, and in the time that remains those of later stages, then those after earlier ones
+    and the traffic inside the node. Ports of a node work at the same time (`port_time`).
 
     Parameters
     ----------
     queues
-        What GPUs send, as `origins` returns it.
+        What GPUs send: entries as `rails` returns them.
     stage
         Permutations and weights (`stages`).
     mixing
@@ -428,9 +551,9 @@ def pipelined(
     inter_s
         Time of each stage between nodes.
     own
-        Traffic inside each node, [node, GPU, GPU]; it moves along with the stages.
+        Traffic inside each node, [node, GPU, GPU].
     cost
-        Time per shift inside a node, and per unit.
+        Seconds per message of a port inside a node, and per unit.
 
     Returns
     -------
@@ -442,51 +565,62 @@ def pipelined(
     """
     permutations, weights = stage
     count, nodes = permutations.shape
-    width, total_weight, passed = own.shape[1], np.sum(weights), np.int64(0)
+    width = own.shape[1]
     slices, ahead = mixing
-    ring = ahead + 3
+    ring = ahead + 1
     queue_count = nodes * nodes * width
     place = (
         queues[0][:-1].copy(),
         np.zeros(queue_count, np.int32),
         np.zeros(queue_count, np.int64),
     )
-    before = np.zeros((nodes, width, width), np.int64)
+    before = np.zeros((ring, nodes, width, width), np.int64)
     after = np.zeros((ring, nodes, width, width), np.int64)
-    moved = np.zeros(own.shape, np.int64)  # of `own`
-    ready = np.zeros(nodes)  # when the moves so far are done
-    done = np.zeros(count + 2)  # when the moves of a pair are done in all nodes
-    first = start = stop = release = 0.0
-    sent, job_of = 0, np.zeros(count + 1, np.int64)
-    for p in range(-1, count + 1):
-        before[:] = 0
-        while sent < min(count, p + 1 + min(p + 2, ahead)):
-            after[sent % ring] = 0
+    waits = np.zeros((ring, nodes), np.bool_)  # for moves before a stage
+    backlog = own.copy()
+    used, room = np.zeros((width, width), np.bool_), np.zeros((2, width))
+    now = first = 0.0
+    sent = 0
+    for p in range(-1, count):
+        while sent < min(count, p + 1 + ahead):
+            at = sent % ring
+            before[at] = 0
+            after[at] = 0
             for s in range(nodes):
                 d = permutations[sent, s]
+                waits[at, s] = d != s
                 if d != s:
-                    amount = weights[sent], slices
                     queue = (s * nodes + d) * width
-                    send(queues, place, queue, amount, before[s], after[sent % ring, d])
-            job_of[sent] = p + 1
+                    amount = weights[sent], slices
+                    send(queues, place, queue, amount, before[at, s], after[at, d])
             sent += 1
-        slowest = 0.0
-        passed += weights[p] if 0 <= p < count else 0
-        reached = passed / total_weight
-        for n in range(nodes):
-            for i in range(width):
-                for j in range(width):
-                    part = int(own[n, i, j] * reached)
-                    before[n, i, j] += part - moved[n, i, j]
-                    moved[n, i, j] = part
-                    if p > 0:
-                        before[n, i, j] += after[(p - 1) % ring, n, i, j]
-            ready[n] = max(ready[n], release) + spread_time(before[n], cost)
-            slowest = max(slowest, ready[n])
-        done[p + 1] = slowest
-        release = stop  # of the next pair: the end of stage p, whose traffic moves on
+        slot = inter_s[p] if p >= 0 else 0.0
         if p + 1 < count:
-            start = max(stop, done[job_of[p + 1]])
-            first = start if p < 0 else first
-            stop = start + inter_s[p + 1]
-    return first, max(stop, ready.max())
+            for n in range(nodes):
+                if waits[(p + 1) % ring, n]:
+                    slot = max(slot, port_time(before[(p + 1) % ring, n], cost))
+        # Sums of what is due may exceed the time by its rounding.
+        slack = slot * (1 + 1e-12)
+        for n in range(nodes):
+            every = backlog[n].copy()
+            for q in range(p + 1, sent):
+                if waits[q % ring, n]:
+                    every += before[q % ring, n]
+            if port_time(every, cost) <= slot:
+                waits[:, n] = False
+                backlog[n] = 0
+            else:
+                room[:] = slack
+                used[:] = False
+                for q in range(p + 1, sent):
+                    if waits[q % ring, n]:
+                        waits[q % ring, n] = take(before[q % ring, n], used, room, cost)
+                take(backlog[n], used, room, cost)
+            if p >= 0:
+                backlog[n] += after[p % ring, n]
+        first = slot if p < 0 else first
+        now += slot
+    last = 0.0
+    for n in range(nodes):
+        last = max(last, port_time(backlog[n], cost))
+    return first, now + last

@@ -146,31 +146,63 @@ def eplb_heaviest(load, replicas, groups, nodes, gpus):
     return most
 
 
-def balanced_queues(block, load, slices):
+class Pair:
+    """What the GPUs of a node send to another node, while it moves between them."""
+
+    def __init__(self, block):
+        self.own = [list(row) for row in block]
+        self.total = [sum(row) for row in block]
+        self.entries = [[] for _ in block]
+
+    def move(self, to, i, j, m):
+        """Give `m` tokens of GPU i for GPU j to GPU `to`."""
+        if m > 0:
+            self.own[i][j] -= m
+            self.total[i] -= m
+            self.total[to] += m
+            self.entries[to].append((i, j, m))
+
+    def gather(self, limit, near):
+        """Bring a share of the tokens for GPU j to GPU j, as many of each GPU."""
+        places = range(len(self.own))
+        for j in (j for j in places if near[j] > 0):
+            column = [self.own[i][j] for i in places]
+            need = min(int(near[j] * sum(column)), limit) - column[j]
+            share = need / max(1, sum(column) - column[j])
+            for i in (i for i in places if i != j):
+                m = min(column[i], need, int(share * column[i]) + 1)
+                self.move(j, i, j, m)
+                need -= max(0, m)
+
+    def spill(self, limit):
+        """Move what is above the limit to its own place, then to any."""
+        places = range(len(self.own))
+        own_place = [(i, k, k) for i in places for k in places]
+        any_place = [(i, k, j) for i in places for k in places for j in places]
+        for i, k, j in own_place + any_place:
+            above, room = self.total[i] - limit, limit - self.total[k]
+            self.move(k, i, j, min(above, self.own[i][j], room))
+
+
+def balanced_queues(block, limit, near, slices):
     """The tokens that each GPU k of node s sends to node d, in order: (first GPU, last GPU).
 
-    A GPU with more than `load` gives tokens to those with less. Its entries, cut into slices
-    that take turns, are its own tokens by column, and then what it got.
+    GPU k gets tokens for GPU k of node d up to the share `near`, as many of each GPU. A GPU
+    with more than `limit` gives tokens to those with less, first those for their own place.
+    Entries, cut into slices that take turns, are a GPU's own tokens by column, and then what
+    it got.
     """
     nodes, width = len(block), len(block[0][0])
     queues = {}
     for s in range(nodes):
         for d in range(nodes):
-            own = [list(row) for row in block[s][d]]
-            entries = {k: [] for k in range(width)}
-            total = [sum(row) for row in own]
-            for i in range(width if s != d else 0):
-                for k in range(width):
-                    for j in range(width):
-                        m = min(total[i] - load[s][d], own[i][j], load[s][d] - total[k])
-                        if m > 0:
-                            own[i][j] -= m
-                            total[i] -= m
-                            total[k] += m
-                            entries[k].append((i, j, m))
+            pair = Pair(block[s][d])
+            if s != d:
+                pair.gather(limit[s][d], near[d])
+                pair.spill(limit[s][d])
             for k in range(width):
                 order = [(k + shift) % width for shift in range(width)]
-                whole = [(k, j, own[k][j]) for j in order] + entries[k]
+                whole = [(k, j, pair.own[k][j]) for j in order] + pair.entries[k]
                 queues[s, d, k] = [
                     (i, j)
                     for t in range(slices)
@@ -180,52 +212,74 @@ def balanced_queues(block, load, slices):
     return queues
 
 
-def shift_time(moves, width, cost):
-    """Seconds of moves (from, to) inside a node, shift by shift."""
-    total = 0.0
-    for shift in range(1, width):
-        most = max(moves.count((j, (j + shift) % width)) for j in range(width))
-        total += (cost[0] + cost[1] * most) if most else 0.0
-    return total
+def port_time(moves, width, cost):
+    """Seconds in which each GPU has sent and received its moves, {(from, to): units}."""
+    times = [0.0]
+    for gpu in range(width):
+        for end in (0, 1):
+            own = [m for pair, m in moves.items() if m and pair[end] == gpu != pair[1 - end]]
+            times.append(cost[0] * len(own) + cost[1] * sum(own))
+    return max(times)
+
+
+def make_moves(moves, used, room, cost):
+    """Make as many moves as fit into the seconds that ports have; `moves` keeps the rest."""
+    for i, j in sorted(moves):
+        if moves[i, j] and i != j:
+            begin = 0.0 if (i, j) in used else cost[0]
+            free = min(room["send", i], room["receive", j])
+            units = min(moves[i, j], int(max(0.0, free - begin) / cost[1] * (1 + 1e-12)))
+            if units:
+                used.add((i, j))
+                moves[i, j] -= units
+                room["send", i] -= begin + units * cost[1]
+                room["receive", j] -= begin + units * cost[1]
+
+
+def make_all(due, slot, width, cost):
+    """Make the moves that are due, in order, as far as a time allows."""
+    if port_time(sum(due, Counter()), width, cost) <= slot:
+        for moves in due:
+            moves.clear()
+        return
+    room = {(way, k): slot for way in ("send", "receive") for k in range(width)}
+    used = set()
+    for moves in due:
+        make_moves(moves, used, room, cost)
 
 
 def pipeline_time(queues, stages, own, inter_s, cost, ahead):
     """Seconds until the first stage begins, and until all has arrived.
 
-    `stages` has (permutation, weight), `own` the tokens inside each node by GPU and GPU. Pair p
-    of moves is worked off by a node once stage p - 1 has ended: moves after that stage, and
-    moves before the next stages that are not ready, at most `ahead` of them.
+    `stages` has (permutation, weight), `own` the tokens inside each node by GPU and GPU. While
+    a stage runs, a node makes the moves before the next one, which begins after them. In the
+    time that remains it makes those of later stages, `ahead` of them at most, then those after
+    earlier stages and its own.
     """
     nodes, width, count = len(own), len(own[0]), len(stages)
     queues = {key: list(queue) for key, queue in queues.items()}
     before, after = [], []
     for permutation, weight in stages:
-        before.append([[] for _ in range(nodes)])
-        after.append([[] for _ in range(nodes)])
+        before.append([Counter() for _ in range(nodes)])
+        after.append([Counter() for _ in range(nodes)])
         for s, d in enumerate(permutation):
             for k in range(width if s != d else 0):
                 sent, queues[s, d, k] = queues[s, d, k][:weight], queues[s, d, k][weight:]
-                before[-1][s] += [(i, k) for i, _ in sent if i != k]
-                after[-1][d] += [(k, j) for _, j in sent if j != k]
+                before[-1][s].update((i, k) for i, _ in sent if i != k)
+                after[-1][d].update((k, j) for _, j in sent if j != k)
     assert not any(queue for (s, d, _), queue in queues.items() if s != d)
-    total = sum(weight for _, weight in stages)
-    ready, begun, ended, prepared, done = [0.0] * nodes, [], [0.0], 0, []
-    gone, passed = 0.0, 0
-    for p in range(-1, count + 1):
-        last = min(count, p + 1 + min(p + 2, ahead))
-        passed += stages[p][1] if 0 <= p < count else 0
-        reached = passed / total
-        for n in range(nodes):
-            moves = [move for q in range(prepared, last) for move in before[q][n]]
-            moves += after[p - 1][n] if p > 0 else []
-            for i in range(width):
-                for j in range(width):
-                    share = int(own[n][i][j] * reached) - int(own[n][i][j] * gone)
-                    moves += [(i, j)] * share
-            ready[n] = max(ready[n], ended[max(p, 0)]) + shift_time(moves, width, cost)
-        done += [max(ready)] * (last - prepared)
-        prepared, gone = last, reached
+    cells = [(i, j) for i in range(width) for j in range(width)]
+    backlog = [Counter({(i, j): part[i][j] for i, j in cells}) for part in own]
+    now, first = 0.0, None
+    for p in range(-1, count):
+        slot = inter_s[p] if p >= 0 else 0.0
         if p + 1 < count:
-            begun.append(max(ended[-1], done[p + 1]))
-            ended.append(begun[-1] + inter_s[p + 1])
-    return begun[0], max([ended[-1], *ready])
+            slot = max([slot, *(port_time(moves, width, cost) for moves in before[p + 1])])
+        for n in range(nodes):
+            due = [before[q][n] for q in range(p + 1, min(count, p + 1 + ahead))]
+            make_all([*due, backlog[n]], slot, width, cost)
+            if p >= 0:
+                backlog[n].update(after[p][n])
+        first = slot if first is None else first
+        now += slot
+    return first, now + max(port_time(moves, width, cost) for moves in backlog)
