@@ -14,7 +14,7 @@ from fastcomm.critical_path.path import FoundPath
 from fastcomm.errors import ConfigError
 from fastcomm.graph.edits import Edit
 from fastcomm.graph.graph import EDGE_KIND
-from fastcomm.trace.columns import alike, filled, members, text_codes
+from fastcomm.trace.columns import alike, block_lengths, filled, members, text_codes
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
 
@@ -280,7 +280,7 @@ def _occurrence(key: Ints, rank: Ints) -> Ints:
     order = np.lexsort((key, rank))
     same = (np.diff(key[order]) == 0) & (np.diff(rank[order]) == 0)
     begin = np.append(0, np.flatnonzero(~same) + 1) if len(key) else np.empty(0, np.int64)
-    length = np.diff(np.append(begin, len(key)))
+    length = block_lengths(begin, len(key))
     count = np.empty(len(key), np.int64)
     count[order] = np.arange(len(key)) - np.repeat(begin, length)
     return count

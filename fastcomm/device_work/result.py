@@ -31,7 +31,7 @@ from fastcomm.device_work.totals import (
 )
 from fastcomm.hardware.gpus import StepFlops
 from fastcomm.result import TableResult
-from fastcomm.trace.columns import Groups, filled
+from fastcomm.trace.columns import Groups, block_starts, filled
 from fastcomm.trace.run import ReadRanks, SkippedRank
 from fastcomm.units import counted, format_ns, format_signed_ns, percent
 from fastcomm_kernels.arrays import Floats
@@ -472,9 +472,8 @@ def _slow_ranks(rows: pa.Table, column: str) -> dict[str, SlowRank]:
     place = encoded.indices.to_numpy().astype(np.int64)
     groups = Groups.of(place * (int(count.max()) + 1) + count)
     order = np.lexsort((-rank, total, groups.group))
-    edges = np.flatnonzero(np.diff(groups.group[order])) + 1
     slow: dict[str, SlowRank] = {}
-    for own in np.split(order, edges):
+    for own in np.split(order, block_starts(groups.group[order])[1:]):
         if len(own) == 1:
             continue
         last, peers = own[-1], float(np.median(total[own[:-1]]))

@@ -26,6 +26,7 @@ from fastcomm.device_work.options import KernelKey
 from fastcomm.errors import SchemaError
 from fastcomm.hardware.gpus import roof_of
 from fastcomm.regexes import matches
+from fastcomm.trace.columns import block_lengths, block_starts
 from fastcomm.trace.run import Content, ranges
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
@@ -350,14 +351,14 @@ def queues(work: Work, chosen: Ints) -> pa.Table:
     start, stop = work.events.start, work.events.stop
     begin = np.minimum(start[call], start[row])  # clocks of host and device may differ
     delay = np.maximum(start[row] - stop[call], 0)
-    first = np.flatnonzero(np.diff(lane, prepend=-1))
+    first = block_starts(lane)
     earliest = np.minimum.reduceat(begin, first)
     span = np.maximum.reduceat(start[row], first) - earliest
     longest, full = _lengths(begin, start[row], lane)
     columns = {
         "rank": np.full(len(first), work.trace.meta.rank),
         "name": [texts[k] for k in lane[first].tolist()],
-        "launched": np.diff(first, append=len(lane)),
+        "launched": block_lengths(first, len(lane)),
         "delay_ns": np.add.reduceat(delay, first),
         "longest_delay_ns": np.maximum.reduceat(delay, first),
         "queued_ns": np.add.reduceat(start[row] - begin, first),
@@ -380,7 +381,7 @@ def _lengths(begin: Ints, start: Ints, lane: Ints) -> tuple[Ints, Ints]:
     # Every queue is empty after its last start, so that one sum serves all lanes.
     length = np.cumsum(np.where(leaves[order], -1, 1))
     lasts = np.diff(time[order], append=0)
-    first = np.flatnonzero(np.diff(lanes[order], prepend=-1))
+    first = block_starts(lanes[order])
     full = np.add.reduceat(np.where(length >= FULL_QUEUE, lasts, 0), first)
     return np.maximum.reduceat(length, first), full
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.hardware.clusters import GpuLinks
+from fastcomm.trace.columns import block_starts
 from fastcomm_kernels import dispatch
 from fastcomm_kernels.arrays import Ids, Matrix, Numbers
 
@@ -109,7 +110,7 @@ def _by_expert(layer: LayerTokens) -> NDArray[np.int32]:
 def _by_gpu(by_expert: NDArray[np.int32], layer: LayerTokens) -> Matrix:
     """Sum the experts of each GPU."""
     order = np.argsort(layer.home, kind="stable")
-    first = np.flatnonzero(np.diff(layer.home[order], prepend=-1))
+    first = block_starts(layer.home[order])
     sums = np.zeros((layer.gpus, layer.gpus), np.int64)
     sums[:, layer.home[order[first]]] = np.add.reduceat(by_expert[:, order], first, axis=1)
     return sums

@@ -15,7 +15,7 @@ from fastcomm.metrics import ungrouped
 from fastcomm.metrics.matching import ExpectedTransfer, RankComparison
 from fastcomm.metrics.outliers import above_peers
 from fastcomm.metrics.skew import LABEL, Transfers
-from fastcomm.trace.columns import alike, members, sums
+from fastcomm.trace.columns import alike, block_starts, members, sums
 from fastcomm.trace.parallelisms import TAG, TAGS
 from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels.arrays import Floats, Ints
@@ -152,8 +152,7 @@ class _Rates:
     def peers(self) -> list[Ints]:
         """Return the indices of each class; they differ only in the group, and are adjacent."""
         _, kind = alike(*self.keys[:_PEERS])
-        edges = np.flatnonzero(np.diff(kind)) + 1
-        return np.split(np.arange(len(kind)), edges) if len(kind) else []
+        return np.split(np.arange(len(kind)), block_starts(kind)[1:]) if len(kind) else []
 
 
 def links(

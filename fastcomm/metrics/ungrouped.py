@@ -18,8 +18,7 @@ from fastcomm.metrics import spill_files
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.ranks.clocks import EndOffsets
 from fastcomm.ranks.matching import LEAST, Refusal, Sample, Stream, places
-from fastcomm.ranks.sequences import edges
-from fastcomm.trace.columns import filled
+from fastcomm.trace.columns import block_lengths, block_starts, filled
 from fastcomm.trace.run import Spread
 from fastcomm.trace.schema import EVEN
 from fastcomm.units import format_ns
@@ -194,7 +193,7 @@ def _counts(batch: EventBatch) -> Ints:
 def _parts(table: pa.Table) -> Iterator[tuple[int, int, int, int]]:
     """Yield each rank and stream, its first row, and the row after its last."""
     rank, stream = (filled(table[name]) for name in ("rank", "stream"))
-    starts = np.union1d(edges(rank), edges(stream))
+    starts = np.union1d(block_starts(rank), block_starts(stream))
     for a, b in pairwise([*starts.tolist(), len(rank)]):
         yield int(rank[a]), int(stream[a]), a, b
 
@@ -243,7 +242,7 @@ def _aligned(reference: Stream, own: _RankStream | None) -> _Aligned | Refusal:
     matched = np.flatnonzero(place != NONE)
     other = place[matched]
     begin = np.flatnonzero(np.append(True, (np.diff(matched) != 1) | (np.diff(other) != 1)))
-    rows = np.diff(np.append(begin, len(matched)))
+    rows = block_lengths(begin, len(matched))
     row_on_rank = np.full(len(reference), NONE, np.int64)
     row_on_rank[other] = matched
     row_on_rank = row_on_rank[_sampled(reference)]

@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.ranks.sequences import edges, lengths
-from fastcomm.trace.columns import filled
+from fastcomm.trace.columns import block_lengths, block_starts, filled
 from fastcomm.trace.schema import ENDS_TOGETHER
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
@@ -85,8 +84,8 @@ class EndOffsets:
 
         """
         order = np.lexsort((rank, *key))
-        begin = edges(*(column[order] for column in key))
-        first = np.repeat(begin, lengths(begin, len(order)))
+        begin = block_starts(*(column[order] for column in key))
+        first = np.repeat(begin, block_lengths(begin, len(order)))
         ranks, stop = rank[order].astype(np.int32), stop[order]
         others = np.flatnonzero(ranks != ranks[first])
         lowest = first[others]
@@ -116,7 +115,7 @@ class EndOffsets:
         low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
         order = np.argsort(low << _PAIR_BITS | high, kind="stable")
         low, high, is_up = low[order], high[order], (sender < receiver)[order]
-        begin = edges(low, high)
+        begin = block_starts(low, high)
         late = (stop - start)[order]
         return cls(
             low=low[begin].astype(np.int32),
@@ -124,7 +123,7 @@ class EndOffsets:
             ahead=np.full(len(begin), NULL),
             least=np.maximum.reduceat(np.where(is_up, _NO_LIMIT.min, -late), begin),
             most=np.minimum.reduceat(np.where(is_up, late, _NO_LIMIT.max), begin),
-            matches=lengths(begin, len(order)),
+            matches=block_lengths(begin, len(order)),
         )
 
     def of_equal_clocks(self) -> Self:
@@ -291,9 +290,9 @@ def labels(groups: pa.Table, *, by_description: bool = False) -> Iterator[int | 
 def _places(*key: NDArray[np.integer]) -> Ints:
     """Return the index of each row among the rows of equal keys."""
     order = np.lexsort(key[::-1])
-    begin = edges(*(column[order] for column in key))
+    begin = block_starts(*(column[order] for column in key))
     place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order)) - np.repeat(begin, lengths(begin, len(order)))
+    place[order] = np.arange(len(order)) - np.repeat(begin, block_lengths(begin, len(order)))
     return place
 
 
@@ -399,8 +398,8 @@ def _pairs(ends: EndOffsets) -> Iterator[_Pair]:
     """
     order = np.lexsort((ends.ahead, ends.rank, ends.low))
     low, rank, ahead = ends.low[order], ends.rank[order], ends.ahead[order]
-    begin = edges(low, rank)
-    size = lengths(begin, len(order))
+    begin = block_starts(low, rank)
+    size = block_lengths(begin, len(order))
     # Medians, the lower of two: whole numbers, however large.
     middle = begin + (size - 1) // 2
     offset, pair = ahead[middle], np.repeat(np.arange(len(begin)), size)

@@ -20,8 +20,7 @@ from fastcomm.ranks.matching import (
     match,
     match_messages,
 )
-from fastcomm.ranks.sequences import edges
-from fastcomm.trace.columns import filled
+from fastcomm.trace.columns import block_starts, filled
 from fastcomm.trace.iterations import are_numbered
 from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, ROOTED
 from fastcomm.trace.trace import Trace
@@ -66,7 +65,7 @@ class Instances:
     @property
     def arrived(self) -> Ints:
         """Start of the last part of each synchronization point, in ns as `start`."""
-        begin = edges(self.needed.sync_point)
+        begin = block_starts(self.needed.sync_point)
         latest: Ints = np.maximum.reduceat(self.start[self.needed.part], begin)
         return latest
 
@@ -109,7 +108,7 @@ class Instances:
         # Nobody waits for a part that is the only one to wait.
         alone = np.full(len(late), NONE)
         sole = np.flatnonzero(np.bincount(self.waiting.sync_point) == 1)
-        alone[sole] = self.waiting.part[edges(self.waiting.sync_point)[sole]]
+        alone[sole] = self.waiting.part[block_starts(self.waiting.sync_point)[sole]]
         counts = alone[sync_point] != part
         is_late = counts & (start == ordered[ends][sync_point])
         caused = np.full(len(self), np.iinfo(np.int64).max)
@@ -122,7 +121,7 @@ class Instances:
 
 def _ends(sorted_: Ints) -> Ints:
     """Return the last row of each run of equal numbers."""
-    return np.append(edges(sorted_)[1:], len(sorted_)) - 1
+    return np.append(block_starts(sorted_)[1:], len(sorted_)) - 1
 
 
 class _InstanceRows(NamedTuple):

@@ -37,14 +37,12 @@ from fastcomm.ranks.sequences import (
     Repeats,
     align_by_end,
     align_by_order,
-    edges,
     item_codes,
-    lengths,
     nearest,
     offset,
     spread_of,
 )
-from fastcomm.trace.columns import filled
+from fastcomm.trace.columns import block_lengths, block_starts, filled
 from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, OP, OPS, ROOTED
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Floats, Ints
 
@@ -151,7 +149,7 @@ def match(calls: CollectiveCalls) -> Matches:
         for own in _by_group(series, rows):
             code = item_codes(series.op[own], series.size[own])
             items = Items(code, series.stop[own], series.step[own])
-            places, skipped = align(items, edges(series.rank[own]))
+            places, skipped = align(items, block_starts(series.rank[own]))
             dropped += skipped
             instance[own] = np.where(places == NONE, NONE, places + done)
             done += int(places.max(initial=NONE)) + 1
@@ -221,7 +219,7 @@ def _by_number(calls: CollectiveCalls) -> tuple[Ints, Ints]:
     group, seq, member = (column[order] for column in (calls.group, calls.seq, member))
     numbered = _are_numbered(group, seq, member)
     begins = np.zeros(len(order), np.bool_)
-    begins[edges(group, seq, member >> _MEMBER_BITS)] = True
+    begins[block_starts(group, seq, member >> _MEMBER_BITS)] = True
     instance = np.full(len(order), NONE, np.int64)
     number = np.cumsum(begins & numbered) - 1
     instance[order[numbered]] = number[numbered]
@@ -234,17 +232,17 @@ def _are_numbered(group: Ints, seq: Ints, member: Ints) -> Flags:
     Rows are sorted by group, number, and operation with rank.
     """
     is_unique = np.zeros(len(group), np.bool_)
-    is_unique[edges(group, seq, member)] = True
-    first = edges(group)
+    is_unique[block_starts(group, seq, member)] = True
+    first = block_starts(group)
     numbered = np.logical_and.reduceat(is_unique & (seq != NULL), first)
-    flags: Flags = np.repeat(numbered, lengths(first, len(group)))
+    flags: Flags = np.repeat(numbered, block_lengths(first, len(group)))
     return flags
 
 
 def _by_group(calls: CollectiveCalls, rows: Ints) -> Iterator[Ints]:
     """Yield the rows of each group, sorted by rank and end."""
     rows = rows[np.lexsort((calls.stop[rows], calls.rank[rows], calls.group[rows]))]
-    yield from np.split(rows, edges(calls.group[rows])[1:]) if len(rows) else ()
+    yield from np.split(rows, block_starts(calls.group[rows])[1:]) if len(rows) else ()
 
 
 def _ahead(calls: CollectiveCalls, instance: Ints, together: Flags) -> Ints:
@@ -415,11 +413,11 @@ class _Routes:
         receiver = np.where(is_send, messages.peer, messages.rank)
         route = sender << _ROUTE_BITS | receiver
         row = np.lexsort((messages.stop, ~is_send, route, messages.group))
-        begin = edges(route[row], messages.group[row])
+        begin = block_starts(route[row], messages.group[row])
         sent = np.add.reduceat(is_send[row].astype(np.int64), begin)
         names = ("seq", "size", "stop", "step")
         columns = {name: getattr(messages, name)[row] for name in names}
-        received = lengths(begin, len(row)) - sent
+        received = block_lengths(begin, len(row)) - sent
         return cls(row=row, **columns, begin=begin, sent=sent, received=received)
 
     def complete(self) -> tuple[Flags, Ints, Ints]:

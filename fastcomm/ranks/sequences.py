@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.trace.columns import block_lengths
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NONE, NULL, Ints
 
@@ -67,27 +68,6 @@ _Alignment = tuple[Ints, Ints] | None
 _Search = Callable[[Items, Items, "Repeats"], _Alignment]
 
 
-def edges(*columns: NDArray[np.integer]) -> Ints:
-    """Return the index at which each run of equal rows begins, ascending.
-
-    Parameters
-    ----------
-    *columns
-        At least one; equal rows are adjacent.
-
-    """
-    new = np.zeros(len(columns[0]), np.bool_)
-    new[:1] = True
-    for column in columns:
-        new[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(new)
-
-
-def lengths(first: Ints, count: int) -> Ints:
-    """Return the length of each run; runs begin at `first`, and have `count` rows in all."""
-    return np.diff(np.append(first, count))
-
-
 def item_codes(op: Ints, size: Ints) -> Ints:
     """Return a number per pair of operation and size; per operation if a size is unknown."""
     unsized = np.isin(op, op[size == NULL])
@@ -114,7 +94,7 @@ def align_by_end(items: Items, first: Ints) -> tuple[Ints, int]:
         Place of each item, and the number of items without a place.
 
     """
-    sizes = lengths(first, len(items.code))
+    sizes = block_lengths(first, len(items.code))
     if len(first) > 1 and (sizes == sizes[0]).all():
         shape = (len(first), int(sizes[0]))
         if _in_line(Items(*(column.reshape(shape) for column in items))):

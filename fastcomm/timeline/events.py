@@ -16,7 +16,7 @@ from fastcomm.metrics.matching import Clocks, match_events
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.view import COMPUTE, COPY, MASKS, tag_bit
 from fastcomm.ranks.arrivals import CommunicationEvents
-from fastcomm.trace.columns import filled
+from fastcomm.trace.columns import block_lengths, filled
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import KIND, WHOLE_GRAPH
 from fastcomm.trace.trace import Trace
@@ -155,7 +155,7 @@ def _first_of_runs(columns: Arrays, width: int) -> Ints:
 def _runs(columns: Arrays, first: Ints) -> Arrays:
     """Return an event per run of rows, named after its longest."""
     start, duration = columns["start"], columns["duration"]
-    run = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(start))))
+    run = np.repeat(np.arange(len(first)), block_lengths(first, len(start)))
     by_duration = np.lexsort((duration, run))
     longest = by_duration[np.append(first[1:], len(start)) - 1]
     runs = take(columns, longest)

@@ -156,6 +156,27 @@ def first_seen(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
     return first, kind
 
 
+def block_starts(*columns: NDArray[np.integer]) -> Ints:
+    """Return the index at which each block of equal rows begins, ascending.
+
+    Parameters
+    ----------
+    *columns
+        At least one, of equal length; equal rows are adjacent.
+
+    """
+    new = np.zeros(len(columns[0]), np.bool_)
+    new[:1] = True
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(new)
+
+
+def block_lengths(first: Ints, count: int) -> Ints:
+    """Return the length of each block, which begin at `first` and have `count` rows in all."""
+    return np.diff(np.append(first, count))
+
+
 def sums(place: Ints, values: Ints, count: int) -> Ints:
     """Return the sum of the values of each class.
 

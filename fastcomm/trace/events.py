@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastcomm import regexes
 from fastcomm.errors import FastcommError
-from fastcomm.trace.columns import filled, lookup
+from fastcomm.trace.columns import block_starts, filled, lookup
 from fastcomm.trace.host_names import WORK_LAUNCH
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
@@ -56,8 +56,7 @@ def outermost(ranges: Spans) -> Ints:
     order = np.lexsort((-stop, start, lane))
     start, stop = start[order], stop[order]
     before = np.full(len(order), np.iinfo(np.int64).min)  # the latest stop of earlier ranges
-    edges = np.flatnonzero(np.diff(lane[order])) + 1
-    for first, end in pairwise([0, *edges.tolist(), len(order)]):
+    for first, end in pairwise([*block_starts(lane[order]).tolist(), len(order)]):
         np.maximum.accumulate(stop[first : end - 1], out=before[first + 1 : end])
     return order[start >= before]
 

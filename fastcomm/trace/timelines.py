@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.files import aside, fast_zlib
-from fastcomm.trace.columns import alike
+from fastcomm.trace.columns import alike, block_starts
 from fastcomm_kernels.arrays import Ints
 
 LAST_ARRIVAL = "last arrival"  # name of the arrows to waits
@@ -156,7 +156,7 @@ def threads(
 
 def _overlapping(order: Ints, lane: Ints, start: Ints, stop: Ints) -> Iterator[Ints]:
     """Yield the rows of each run of overlapping events of a lane; `order` is by lane."""
-    edges = np.flatnonzero(np.diff(lane[order])) + 1
+    edges = block_starts(lane[order])[1:]
     for rows in np.split(order, edges) if len(order) else ():
         latest = np.maximum.accumulate(stop[rows])
         begins = np.flatnonzero(start[rows[1:]] >= latest[:-1]) + 1

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastcomm.compat.dpro.job import Topology
 from fastcomm.compat.dpro.uniform import Name, UniformTrace, category, coarse, long_name
 from fastcomm.errors import FastcommError
-from fastcomm.trace.columns import sums
+from fastcomm.trace.columns import block_starts, sums
 from fastcomm_kernels import grouping
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
@@ -117,7 +117,7 @@ def step_time(
 def _operators(trace: UniformTrace, rows: Ints, cats: NDArray[np.str_]) -> StepOperators:
     """Sort the operators of a rank, rows in time order, into steps; `cats` are by key."""
     rows = rows[np.argsort(trace.step[rows], kind="stable")]
-    bounds = np.flatnonzero(np.diff(trace.step[rows], prepend=NULL, append=NULL))
+    bounds = np.append(block_starts(trace.step[rows]), len(rows))
     own, start = cats[trace.key[rows]], trace.start[rows]
     begin = start[bounds[:-1]]
     barrier = np.array(["input_barrier" in name for name in trace.names], bool)

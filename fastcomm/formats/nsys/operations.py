@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.formats.nsys.nvtx import OPERATIONS, NcclRanges
-from fastcomm.trace.columns import alike
+from fastcomm.trace.columns import alike, block_starts
 from fastcomm.trace.schema import OP
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -164,7 +164,7 @@ def match(
     owned = np.flatnonzero(owner >= 0)
     order = owned[np.lexsort((owned, keys[owned, 1], keys[owned, 0]))]
     if len(order):
-        changes = np.flatnonzero((np.diff(keys[order], axis=0) != 0).any(axis=1)) + 1
+        changes = block_starts(*keys[order].T)[1:]
         for kernels in np.split(order, changes):
             matching.add(int(owner[kernels[0]]), kernels)
     by_order = matching.add_elsewhere(np.flatnonzero(owner < 0), launch)
