@@ -45,6 +45,7 @@ CONFIGS = {
         "num_experts_per_tok": 2,
     },
     "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
         "hidden_size": 2048,
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
