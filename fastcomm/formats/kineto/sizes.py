@@ -436,7 +436,8 @@ def _by_kind(metadata: Metadata, op: NDArray[np.int8]) -> list[str]:
         (is_unnamed == 1) | is_coalesced,
         overflowed(metadata),
         on_device,
-        is_range & no_shapes & ~counted,
+        # A collective of the host has no range, and its counts are those of the shapes.
+        (is_range | (is_unnamed == 0)) & no_shapes & ~counted,
         needs_group & (is_range | counted),
         is_range | (is_unnamed == 0),
     ]

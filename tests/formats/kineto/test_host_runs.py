@@ -275,6 +275,19 @@ def test_compute_of_a_run_without_a_device_is_operators_that_enqueue_nothing():
     assert any(one["edit"].startswith("scale name:") for one in candidates)
 
 
+def test_sizes_without_shapes_are_unknown_and_the_setting_is_named(tmp_path):
+    for path in RUN.glob("kineto_trace_*.json.gz"):
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        for event in document["traceEvents"]:
+            for name in ("Input Dims", "Input type", "Input Strides", "Concrete Inputs"):
+                event.get("args", {}).pop(name, None)
+        (tmp_path / path.name).write_bytes(gzip.compress(json.dumps(document).encode()))
+    warnings = json.loads(invoke("metrics", tmp_path, "--json").stdout)["warnings"]
+    (note,) = (text for text in warnings if "have no known size" in text)
+    assert "the trace has no shapes of their operators: record with record_shapes=True" in note
+    assert "not understood" not in note
+
+
 def test_a_rank_is_not_healed():
     done = invoke("what-if", RUN, "--heal", "rank:1", code=2)
     assert "ranks are not healed in runs of the host" in done.stderr
