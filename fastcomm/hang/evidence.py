@@ -124,7 +124,7 @@ class _Gathered:
         if ras.is_ras(file.text):
             self.reports.append(ras.read(file))
             return
-        path = file.path
+        path = file.plain
         if path.suffix in _NO_LOGS:
             return
         rank = rank_of(path.with_suffix("")) if path.suffix in (".log", ".txt") else None

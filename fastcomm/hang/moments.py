@@ -94,8 +94,8 @@ def _leave_out_worlds(job: JobDumps) -> None:
 def _of_moments(own: Sequence[RankCalls]) -> list[RankCalls]:
     """Return the dumps of a rank with one of each moment.
 
-    Two forms of a dump are of one moment: that of the first file, or of the last call where that
-    is later. A pickle names the frames of its stacks before it is written.
+    Two forms of a dump are of one moment: that of the first file, or of the last call where
+    that is later. A pickle names the frames of its stacks before it is written.
     """
     forms: dict[Path, list[RankCalls]] = {}
     for dump in own:

@@ -579,7 +579,8 @@ class Judge:
             if not ranks and len(stops) == 1 and stops[0].number is not None:
                 if self._is_overwritten(stops[0]):
                     continue
-                if self.job.silent and not stops[0].group.ranks:
+                is_unknown = self.job.silent and not stops[0].group.ranks
+                if is_unknown and not self.waits.has_ended(stops[0]):
                     # Whoever never called anything in a group is in no list of its members.
                     return self._of_silent(self.job.silent, stops[0])
                 return self._answer(

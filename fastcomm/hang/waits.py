@@ -42,6 +42,7 @@ class WaitGraph:
     holds_silent: bool = True  # whether ranks that no dump tells of hold others up
     fronts: dict[int, tuple[RankCall, ...]] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)  # ranks whose front has failed
+    ended: dict[Stop, bool] = field(default_factory=dict)  # collectives that all have called
 
     def __post_init__(self) -> None:
         """Find the fronts: what is open first, else what failed since a member is absent."""
@@ -126,12 +127,35 @@ class WaitGraph:
         for member in self.job.members.get(stop.group, ()):
             calls = self.job.ranks.get(member)
             if calls is None:
-                is_holder = self.holds_silent
+                is_holder = self.holds_silent and not self.has_ended(stop)
             else:
                 is_holder = member not in self.stops[stop]
                 is_holder = is_holder and not self._has_passed(calls, stop)
             if is_holder:
                 yield member
+
+    def has_ended(self, stop: Stop) -> bool:
+        """Return whether all members have called a collective, as some went on behind it.
+
+        Those that are in it only learn later that it has ended.
+        """
+        if stop not in self.ended:
+            op = next(iter(self.stops[stop].values())).op
+            self.ended[stop] = is_for_all(op) and any(
+                self._went_on(self.job.ranks[member], stop)
+                for member in self.job.members.get(stop.group, ())
+                if member in self.job.ranks and member not in self.stops[stop]
+            )
+        return self.ended[stop]
+
+    def _went_on(self, calls: RankCalls, stop: Stop) -> bool:
+        """Return whether a rank has a collective done, and made others of its group since."""
+        assert stop.number is not None
+        at = calls.place(stop.group, stop.number)
+        is_done = at is not None and bool(calls.done[at])
+        return (
+            is_done and calls.last[stop.group] > stop.number and calls.rank not in self.failed
+        )
 
     def _has_passed(self, calls: RankCalls, stop: Stop) -> bool:
         """Return whether a rank has done, or is in, a collective that is no stop of its own."""

@@ -534,3 +534,17 @@ def test_text_of_a_mismatch_names_who_is_behind(tmp_path):
     folder = write_dumps(tmp_path / "other", 32, absent=7, age=600)
     (folder / "ras.txt").write_text(head + rest[rest.index("Warnings\n") :])
     assert "by the dumps, others hold the job up" in evidence_of(folder)
+
+
+def test_packed_logs_and_stacks_count_as_others(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, without=[5], age=600)
+    text = b"a line of a step\n" * 400_000 + b"rank 5 was killed by signal 9\n"
+    (folder / "launcher.log.gz").write_bytes(gzip.compress(text, 1))
+    stack = f"Thread 0x00007f (most recent call first):\n{frame('load')}{MODULE}".encode()
+    (folder / "stack_5.txt.gz").write_bytes(gzip.compress(stack))
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.confidence, hang.place) == ((5,), "high", "load (train.py:9)")
+    assert any("launcher.log.gz, about byte" in one for one in hang.evidence)
+    for cut in (gzip.compress(text)[:-9], b"\x1f\x8b\x08\0text"):
+        (folder / "launcher.log.gz").write_bytes(cut)
+        assert diagnose_hang(folder).confidence == "low"

@@ -183,3 +183,20 @@ def test_a_dump_without_calls_gives_its_rank_low_confidence(tmp_path):
     hang = diagnose_hang(folder)
     assert (hang.culprits, hang.confidence) == ((5,), "low")
     assert "no call of rank 5 is recorded" in evidence_of(hang)
+
+
+def test_a_call_that_others_have_ended_waits_for_no_rank_without_a_dump(tmp_path):
+    # Rank 4 has not seen yet that the call has ended, behind which the others are.
+    folder = write_dumps(tmp_path, WORLD, without=[2], age=60)
+    for rank in (0, 1, 3, 5, 6, 7):
+        rewrite(folder / f"rank_{rank}.json.gz", end_and_go_on)
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("stalled", (4,), "low")
+    assert 2 not in hang.links[-1].waits_for
+
+
+def end_and_go_on(document):
+    last = document["entries"][-1]
+    more = {"record_id": last["record_id"] + 1, "collective_seq_id": 5}
+    document["entries"].append({**last, **more})
+    last["state"], last["retired"] = "completed", True

@@ -15,7 +15,7 @@ HANG_FAULTS = (
     *("missing_rank", "not_arrived", "not_started", "stalled"),
     *("left_out", "extra", "swapped"),
     *("mismatch_op", "mismatch_size", "mismatch_dtype", "mismatch_root"),
-    *("p2p_unmatched", "p2p_order", "group_creation"),
+    *("p2p_unmatched", "p2p_order", "p2p_size", "group_creation"),
 )
 HEALTHY = ("running", "finished", "straggler")
 _STEPS = 4
@@ -106,6 +106,7 @@ class _Planter:
             "mismatch_root": self._mismatch_root,
             "p2p_unmatched": self._message_left_out,
             "p2p_order": self._both_send,
+            "p2p_size": self._message_size,
             "group_creation": self._group_creation,
             "running": self._healthy,
             "finished": self._healthy,
@@ -287,6 +288,25 @@ class _Planter:
             "p2p_unmatched",
             [self.rank],
             [("p2p_unmatched", pair), ("order", [self.rank]), ("p2p_order", pair)],
+        )
+
+    def _message_size(self) -> PlantedHang:
+        """A rank sends or receives more than the other side of the message."""
+        own = self.last[self.rank]
+        place = self._place(lambda turn: turn.calls[0].is_message)
+        turn = own[place]
+        odd = self.random.choice(turn.calls)
+        longer = tuple((shape[0] + 8, *shape[1:]) for shape in odd.inputs)
+        calls = tuple(
+            replace(call, inputs=longer, outputs=longer) if call is odd else call
+            for call in turn.calls
+        )
+        pair = sorted((self.rank, odd.peer))
+        return self._result(
+            self._changed([*own[:place], replace(turn, calls=calls), *own[place + 1 :]]),
+            "mismatch_size",
+            pair,
+            [("p2p_unmatched", pair)],  # where the ring is too short to count messages
         )
 
     def _both_send(self) -> PlantedHang:
