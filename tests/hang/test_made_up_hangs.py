@@ -9,7 +9,7 @@ from builders.commands import invoke
 
 from fastcomm.hang.analysis import diagnose_hang
 from fastcomm.synthetic.hangs.dumps import DumpForm, drawn_form, write_dumps
-from fastcomm.synthetic.hangs.faults import HANG_FAULTS, HEALTHY, planted
+from fastcomm.synthetic.hangs.faults import HANG_FAULTS, HEALTHY, SIZE_FAULTS, planted
 from fastcomm.synthetic.hangs.play import NEVER, HungPlay
 from fastcomm.synthetic.hangs.program import HungLayout, StepProgram
 
@@ -23,11 +23,11 @@ def verdict(folder, fault, seed, most_ranks):
     return hang, diagnose_hang(folder / f"{fault}-{seed}")
 
 
-@pytest.mark.parametrize("fault", [*HANG_FAULTS, *HEALTHY])
+@pytest.mark.parametrize("fault", [*HANG_FAULTS, *SIZE_FAULTS, *HEALTHY])
 def test_kind_and_culprits_are_those_that_were_planted(tmp_path, fault):
     planned, hang = verdict(tmp_path, fault, 0, 16)
     assert (hang.kind, hang.culprits) in planned.accept
-    assert hang.hang == (fault in HANG_FAULTS)
+    assert hang.hang == (fault not in HEALTHY)
     assert hang.missing == planned.missing
 
 
@@ -53,14 +53,15 @@ def test_messages_that_short_rings_cannot_count_are_no_quiet_job(tmp_path):
 @pytest.mark.soak
 def test_large_hangs_are_explained_and_no_healthy_job_is_blamed(tmp_path):
     wrong = Counter()
-    for fault in HANG_FAULTS:
+    faults = (*HANG_FAULTS, *SIZE_FAULTS)
+    for fault in faults:
         for seed in range(15):
             planned, hang = verdict(tmp_path, fault, 1000 + seed, LARGE)
             wrong["hang"] += (hang.kind, hang.culprits) not in planned.accept
     for fault in HEALTHY:
         for seed in range(34):
             wrong["healthy"] += verdict(tmp_path, fault, 1000 + seed, LARGE)[1].hang
-    assert wrong["hang"] <= 0.05 * 15 * len(HANG_FAULTS)
+    assert wrong["hang"] <= 0.05 * 15 * len(faults)
     assert wrong["healthy"] == 0
 
 

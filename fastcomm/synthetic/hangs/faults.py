@@ -15,8 +15,9 @@ HANG_FAULTS = (
     *("missing_rank", "not_arrived", "not_started", "stalled"),
     *("left_out", "extra", "swapped"),
     *("mismatch_op", "mismatch_size", "mismatch_dtype", "mismatch_root"),
-    *("p2p_unmatched", "p2p_order", "p2p_size", "group_creation"),
+    *("p2p_unmatched", "p2p_order", "group_creation"),
 )
+SIZE_FAULTS = ("p2p_size",)  # apart: agents were measured on draws from the others
 HEALTHY = ("running", "finished", "straggler")
 _STEPS = 4
 _ORDER = ("order", "mismatch_op", "mismatch_size", "mismatch_dtype")
