@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastcomm.formats.flight_recorder import DumpedGroup
+from fastcomm.formats.flight_recorder import STATES, DumpedGroup
 from fastcomm.hang.calls import RankCalls
 from fastcomm.hang.waits import is_for_all, retires
 from fastcomm.trace.run import named_ranks
@@ -180,12 +180,12 @@ def _why_old(dump: RankCalls, of_group: Mapping[DumpedGroup, list[RankCalls]]) -
             own, later = _collectives(dump, key), _collectives(other, key)
             if not retires(dump) and not retires(other):
                 since = later & (other.calls.created > dump.latest + _APART_NS)
-                if (since & (other.number > dump.last[key]) & other.done).any():
+                if (since & (other.number > dump.last[key]) & _completed(other)).any():
                     yield (
                         f"rank {other.rank} has ended calls that need it "
                         f"{format_ns(other.latest - dump.latest)} after its last call"
                     )
-                if (own & (dump.number > other.last[key]) & dump.done).any():
+                if (own & (dump.number > other.last[key]) & _completed(dump)).any():
                     yield (
                         f"it has ended calls that rank {other.rank}, whose calls are later, "
                         "never made"
@@ -200,6 +200,12 @@ def _collectives(dump: RankCalls, key: DumpedGroup) -> Flags:
     is_for_all_of = np.array([is_for_all(op) for op in dump.ops], bool)
     own: Flags = np.isin(dump.calls.group, places) & is_for_all_of[dump.calls.name]
     return own & ~dump.is_message
+
+
+def _completed(dump: RankCalls) -> Flags:
+    """Return which calls have ended: what is only retired may have failed."""
+    is_completed: Flags = dump.calls.state == STATES.index("completed")
+    return is_completed
 
 
 def _is_apart(one: RankCalls, of_one: Flags, two: RankCalls, of_two: Flags) -> bool:

@@ -85,6 +85,20 @@ def test_a_rank_that_has_been_stuck_for_long_is_no_old_dump(tmp_path):
     assert (hang.kind, hang.culprits, hang.missing) == ("not_arrived", (5,), ())
 
 
+def test_calls_that_failed_in_their_timeout_show_no_old_dump(tmp_path):
+    # Two minutes after the last call of rank 5, others made one that it never made.
+    folder = write_dumps(tmp_path, WORLD, absent=5, age=900)
+
+    def fail(document):
+        last = document["entries"][-1]
+        last["time_created_ns"] += 120 * SECOND
+        last["retired"] = True
+
+    for rank in (4, 6, 7):
+        rewrite(folder / f"rank_{rank}.json.gz", fail)
+    assert diagnose_hang(folder).missing == ()
+
+
 @pytest.mark.parametrize("name", ["rank_3.json.gz", "comm_lib_trace_rank_3.json.gz"])
 def test_of_two_dumps_of_a_rank_the_newest_counts(tmp_path, name):
     folder = write_dumps(tmp_path, WORLD, absent=5, age=600)
