@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError
 from fastcomm_kernels import dispatch
+from fastcomm_kernels import placement as kernels
 
 Loads = NDArray[np.float64]
 Table = NDArray[np.int64]
@@ -16,6 +17,8 @@ _SWAPS = 20  # at most, an expert
 _CAPS = 8  # fewer replicas of the hottest expert that are tried
 _EVEN = 1.01  # heaviest GPU over the least possible, up to which nothing more is tried
 _LESS = 1 - 1e-9  # of a load that a swap makes lighter
+_NEAR = 1.003  # heaviest GPU over the least possible, up to which the search goes on
+_WORK = 400_000  # pairs of slots that the search compares at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +189,7 @@ def _place_globally(load: Loads, replicas: int, gpus: int, bar: float | None = N
         floor = max(load.sum() / gpus, _shared(load, own).max(initial=0.0))
         if heaviest(load, placed, gpus) <= _EVEN * floor:
             break
-    best = min(apart, key=lambda own: heaviest(load, own, gpus))
+    best = _lightened(load, min(apart, key=lambda own: heaviest(load, own, gpus)), gpus)
     if starts_as_eplb:
         return best
     if bar is None:
@@ -195,6 +198,18 @@ def _place_globally(load: Loads, replicas: int, gpus: int, bar: float | None = N
         return best
     together = _swapped(load, replicated(load, replicas), gpus)
     return min(best, together, key=lambda own: heaviest(load, own, gpus))
+
+
+def _lightened(load: Loads, logical: Table, gpus: int, work: int = _WORK) -> Table:
+    """Return a placement after a search for one whose heaviest GPU is lighter.
+
+    `logical` and the result are in the order of GPUs; `work` bounds the search.
+    """
+    floor = max(load.sum() / gpus, _shared(load, replicated(load, len(logical))).max())
+    if heaviest(load, logical, gpus) <= _EVEN * floor:
+        return logical
+    slots = np.ascontiguousarray(logical.reshape(gpus, -1))
+    return np.asarray(kernels.lightened(load, slots, _NEAR * floor, work).ravel())
 
 
 def _capped(load: Loads, replicas: int, gpus: int) -> Iterator[Table]:
@@ -294,7 +309,7 @@ def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, 
     size = len(load) // groups
     of_groups = load.reshape(groups, size).sum(axis=1)
     # Nodes of more even loads may have experts that are harder to divide: both are tried.
-    choices = packed(of_groups, nodes)[0], _balanced(of_groups, nodes, load.sum() / nodes)[0]
+    choices = packed(of_groups, nodes)[0], _nodes_of_groups(of_groups, nodes)
     per_node, width = replicas // nodes, gpus // nodes
     owns = [
         [np.flatnonzero(np.repeat(node_of, size) == node) for node in range(nodes)]
@@ -306,6 +321,14 @@ def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, 
         for parts in owns
     ]
     return min(candidates, key=lambda logical: heaviest(load, logical, gpus))
+
+
+def _nodes_of_groups(load: Loads, nodes: int) -> Table:
+    """Return the node of each group of experts, so that the heaviest node is light."""
+    node, _ = _balanced(load, nodes, load.sum() / nodes)
+    by_node = _lightened(load, np.argsort(node, kind="stable"), nodes)
+    node[by_node] = np.repeat(np.arange(nodes), len(load) // nodes)
+    return node
 
 
 def heaviest(load: Loads, logical: Table, gpus: int) -> float:
