@@ -5,6 +5,7 @@ of its kernels on its GPU, or constants fitted to the table.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from fastcomm.hardware.expert_exchange import (
     Scope,
     measured_gpu,
     shipped_costs,
+    shipped_ranges,
 )
 from fastcomm.hardware.gpus import FloatArray
 from fastcomm.result import TableResult
@@ -40,6 +42,7 @@ from fastcomm.units import percent
 
 NS = 1e9  # nanoseconds per second
 _RATES = ("predicted_bandwidth_bytes_per_s", "measured_bandwidth_bytes_per_s")
+_FEWEST = 3  # rows held out whose error tells something
 _TRUST = 1.0  # measurements that the shipped constants count as, when a table is fitted
 # Constants that a table can move; others are counts, or tell apart what a table rarely does.
 _FITTED = (
@@ -72,6 +75,7 @@ class ExchangePrediction:
     gpu: str
     measured_on: str  # GPU whose constants were used
     domains: int
+    extrapolated: str  # sizes outside of the measurements; empty if there are none
     phases: Mapping[ExchangePhase, PhasePrediction]
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,6 +90,7 @@ class ExchangePrediction:
             "ranks": row.ranks,
             **{name: getattr(row, name) for name in names},
             "dispatch_precision": row.precision,
+            "extrapolated": self.extrapolated or None,
         }
         for phase in PHASES:
             one = self.phases.get(phase)
@@ -137,6 +142,24 @@ class FittedConstant:
     fitted: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutError:
+    """Errors on every other row of the shipped constants, and of those fitted to the rest."""
+
+    gpu: str
+    family: str
+    scope: str
+    phase: ExchangePhase
+    rows: int  # held out
+    shipped_error: float  # median of the size, relative to the measured time
+    fitted_error: float
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the fitted constants predict rows worse that they are not fitted to."""
+        return self.fitted_error > self.shipped_error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ExchangeEvaluation(TableResult):
     """Rows of a table of measured expert all-to-alls beside what is predicted for them."""
@@ -144,6 +167,7 @@ class ExchangeEvaluation(TableResult):
     cluster: str
     rows: tuple[ExchangePrediction, ...]
     calibration: tuple[FittedConstant, ...] | None = None
+    held_out: tuple[HeldOutError, ...] = ()  # of a calibration, where rows suffice
 
     @property
     def errors(self) -> list[ExchangeError]:
@@ -164,7 +188,14 @@ class ExchangeEvaluation(TableResult):
             "rows": [row.to_dict() for row in self.rows],
             "errors": [asdict(error) for error in self.errors],
             "calibration": None if fitted is None else [asdict(one) for one in fitted],
+            "held_out": None if fitted is None else [asdict(one) for one in self.held_out],
         }
+
+    @property
+    def extrapolated(self) -> dict[str, int]:
+        """Number of rows by family and what lies outside of its measurements."""
+        texts = [f"{one.row.family}: {one.extrapolated}" for one in self.rows]
+        return dict(Counter(text for text in texts if not text.endswith(": ")))
 
     def to_arrow(self) -> pa.Table:
         """Return the rows; times in ns."""
@@ -236,6 +267,7 @@ def evaluate_exchanges(
         cluster=hardware.name,
         rows=tuple(predictions[place] for place in range(len(rows))),
         calibration=tuple(_changes(fitted)) if calibrate else None,
+        held_out=tuple(_held_out(groups, rows)) if calibrate else (),
     )
 
 
@@ -260,23 +292,72 @@ def _shipped(gpu: str, family: str, scope: Scope, phase: ExchangePhase) -> Excha
     return shipped_costs()[family, str(source), scope, phase]
 
 
-def _calibrated(
+_Part = tuple[ExchangeGroup, FloatArray]  # rows, and the measured seconds of each
+
+
+def _measured(
     groups: Iterable[ExchangeGroup], rows: Sequence[MeasuredExchange]
-) -> dict[_Key, ExchangeCosts]:
-    """Return the constants fitted to the measured times, where a phase has some."""
-    parts: dict[_Key, list[tuple[ExchangeGroup, FloatArray]]] = {}
+) -> dict[_Key, list[_Part]]:
+    """Return the measured times of the phases that have some."""
+    parts: dict[_Key, list[_Part]] = {}
     for group in groups:
         for phase in PHASES:
             seconds = measured_seconds(rows, group, phase)
             if np.isfinite(seconds).any():
                 key = group.gpu, group.family, group.scope, phase
                 parts.setdefault(key, []).append((group, seconds))
-    fitted = {}
-    for key, measured in parts.items():
-        costs = _shipped(*key)
-        names = [name for name in _FITTED if 0 < getattr(costs, name) < math.inf]
-        fitted[key] = fit_costs(measured, key[-1], costs, names, _TRUST)
-    return fitted
+    return parts
+
+
+def _calibrated(
+    groups: Iterable[ExchangeGroup], rows: Sequence[MeasuredExchange]
+) -> dict[_Key, ExchangeCosts]:
+    """Return the constants fitted to the measured times, where a phase has some."""
+    return {key: _fit(key, parts) for key, parts in _measured(groups, rows).items()}
+
+
+def _fit(key: _Key, parts: Sequence[_Part]) -> ExchangeCosts:
+    """Return the constants fitted to measured times."""
+    costs = _shipped(*key)
+    names = [name for name in _FITTED if 0 < getattr(costs, name) < math.inf]
+    return fit_costs(parts, key[-1], costs, names, _TRUST)
+
+
+def _held_out(
+    groups: Iterable[ExchangeGroup], rows: Sequence[MeasuredExchange]
+) -> Iterable[HeldOutError]:
+    """Yield the errors on every other row of constants that are fitted to the others."""
+    for key, parts in _measured(groups, rows).items():
+        fitting, rest = ([(group, _half(s, at)) for group, s in parts] for at in (0, 1))
+        if sum(int(np.isfinite(seconds).sum()) for _, seconds in rest) < _FEWEST:
+            continue
+        shipped, fitted = (
+            _off(costs, key, rest) for costs in (_shipped(*key), _fit(key, fitting))
+        )
+        yield HeldOutError(
+            **dict(zip(("gpu", "family", "scope", "phase"), key, strict=True)),
+            rows=len(shipped),
+            shipped_error=float(np.median(shipped)),
+            fitted_error=float(np.median(fitted)),
+        )
+
+
+def _half(seconds: FloatArray, first: int) -> FloatArray:
+    """Return every other measured time from the `first` on; the others are unknown."""
+    half = np.full_like(seconds, np.nan)
+    places = np.flatnonzero(np.isfinite(seconds))[first::2]
+    half[places] = seconds[places]
+    return half
+
+
+def _off(costs: ExchangeCosts, key: _Key, parts: Sequence[_Part]) -> FloatArray:
+    """Return the sizes of the relative errors of measured times."""
+    errors = [
+        np.abs(group.predicted(costs, key[-1]).seconds / seconds - 1)
+        for group, seconds in parts
+    ]
+    every = np.concatenate(errors)
+    return np.asarray(every[np.isfinite(every)])
 
 
 def _changes(fitted: Mapping[_Key, ExchangeCosts]) -> Iterable[FittedConstant]:
@@ -324,12 +405,14 @@ def _predictions(
                 measured_notify_s=row.notify_s.get(phase),
             )
     source = str(measured_gpu(group.family, group.gpu, group.scope))
+    outside = shipped_ranges()[group.family, source, group.scope].outside_each(group.shape)
     return {
         place: ExchangePrediction(
             row=rows[place],
             gpu=group.gpu,
             measured_on=source,
             domains=int(domains[at]),
+            extrapolated=outside[at],
             phases=phases,
         )
         for at, (place, phases) in enumerate(zip(group.places, one_way, strict=True))

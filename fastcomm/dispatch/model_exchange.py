@@ -77,6 +77,7 @@ class KernelTime:
     """Predicted times of one kernel family."""
 
     family: str
+    dispatch_precision: Precision
     measured_on: str  # GPU whose measurements the constants are fitted to
     extrapolated: str  # sizes outside of the measurements; empty if there are none
     layers: int  # with experts
@@ -108,6 +109,7 @@ class KernelTime:
         step = self.step_s
         return {
             "family": self.family,
+            "dispatch_precision": self.dispatch_precision,
             "measured_on": self.measured_on,
             "extrapolated": self.extrapolated or None,
             **{phase: self.phases[phase].to_dict() for phase in PHASES},
@@ -177,6 +179,7 @@ class ModelExchange(TableResult):
         rows = [
             {
                 "family": one.family,
+                "dispatch_precision": one.dispatch_precision,
                 "measured_on": one.measured_on,
                 "extrapolated": one.extrapolated or None,
                 "phase": phase,
@@ -407,6 +410,7 @@ def _kernels(
         priced.append(
             KernelTime(
                 family=family,
+                dispatch_precision=precision or kind.precision,
                 measured_on=time.measured_on,
                 extrapolated=time.extrapolated or "",
                 layers=layer.layers,

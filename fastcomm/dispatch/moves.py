@@ -12,14 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from scipy.special import stdtrit
 
 from fastcomm import files
 from fastcomm.checks import shortened
 from fastcomm.dispatch.placement import Loads, Placement, Table, heaviest, place, replicated
 from fastcomm.errors import ConfigError
 from fastcomm_kernels import dispatch
+from fastcomm_kernels import placement as kernels
 
 _CLOSE = 1e-12  # relative: changes that gain less are none
+_TINY = 1e-300
+_FEWEST = 2  # samples with an error
+_SURE = 0.99  # of savings that count: chance that they are no noise
 
 
 def moves_to(before: Placement, after: Placement) -> Table:
@@ -60,6 +65,72 @@ def relabeled(before: Placement, after: Placement, width: int) -> Placement:
     return replace(after, logical=after.logical.reshape(gpus, per_gpu)[source].ravel())
 
 
+def settled(
+    load: Loads, before: Placement, after: Placement, groups: int, cluster: tuple[int, int]
+) -> Placement:
+    """Return a placement with few moves from another one, and no GPU heavier than `after` has.
+
+    GPUs are renamed, experts swap so that they are where they were, and slots of a GPU are in
+    the order of before. If the placement before is as good, it stays.
+
+    Parameters
+    ----------
+    load
+        Load of each expert of one layer.
+    before, after
+        The placements of today and of the load.
+    groups, cluster
+        As of `bounded`.
+
+    """
+    gpus = after.gpus
+    width = _domain(groups, cluster)
+    most = heaviest(load, after.logical, gpus) * (1 + _CLOSE)
+    if (
+        len(before.logical) == len(after.logical)
+        and heaviest(load, before.logical, gpus) <= most
+        and _keeps_groups(before, groups, width)
+    ):
+        return before
+    named = relabeled(before, after, width).logical.reshape(gpus, -1)
+    was = np.ascontiguousarray(_by_gpu(before).T)
+    slots = kernels.settled(np.asarray(load, np.float64), named, was, width, most)
+    if slots.shape[1] * gpus == len(before.logical):
+        slots = np.stack(
+            [
+                _ordered(*pair)
+                for pair in zip(before.logical.reshape(gpus, -1), slots, strict=True)
+            ]
+        )
+    return replace(after, logical=slots.ravel())
+
+
+def _domain(groups: int, cluster: tuple[int, int]) -> int:
+    """Return among how many GPUs experts may move: those of a node if groups stay in nodes."""
+    nodes, gpus = cluster
+    return gpus // nodes if groups % nodes == 0 else gpus
+
+
+def _keeps_groups(placement: Placement, groups: int, width: int) -> bool:
+    """Return whether the experts of each group are in one domain of `width` GPUs."""
+    if width == placement.gpus:
+        return True
+    group = placement.logical // (placement.experts // groups)
+    pairs = np.unique(np.stack([group, placement.home // width]), axis=1)
+    return pairs.shape[1] == groups
+
+
+def _ordered(old: Table, new: Table) -> Table:
+    """Return the experts of a GPU in the slots that they had, the others in those left over."""
+    ordered, rest = np.full(len(old), -1, np.int64), new.tolist()
+    for slot, expert in enumerate(old.tolist()):
+        if expert in rest:
+            ordered[slot] = expert
+            rest.remove(expert)
+    ordered[ordered < 0] = rest
+    return ordered
+
+
 def bounded(
     load: Loads,
     before: Placement,
@@ -93,19 +164,17 @@ def bounded(
         If new replicas alone are more moves, or an argument does not suit the others.
 
     """
-    nodes, gpus = cluster
-    best = relabeled(before, place(load, replicas, groups, nodes, gpus), gpus // nodes)
+    gpus, width = cluster[1], _domain(groups, cluster)
+    best = settled(load, before, place(load, replicas, groups, *cluster), groups, cluster)
     if moves_to(before, best).sum() <= most_moves:
         return best
-    stays_in_node = groups % nodes == 0 and nodes > 1
-    slots = _filled(load, before, replicas, gpus // nodes if stays_in_node else gpus)
+    slots = _filled(load, before, replicas, width)
     rest = most_moves - (replicas - len(before.logical))
     if rest < 0:
         raise ConfigError(
             f"--max-moves {most_moves}: {replicas - len(before.logical)} new replicas are more "
             "moves already"
         )
-    width = gpus // nodes if stays_in_node else gpus
     parts = []
     for first in range(0, gpus, width):
         part, rest = _improved(load, slots[first : first + width], rest)
@@ -200,18 +269,32 @@ def _replaced(load: Loads, slots: Table) -> Table | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftStep:
-    """One recorded step: how uneven the load is if the placement stays, or is made anew.
+    """A recorded step, and what a placement made from the load of the step before it saves.
 
-    An imbalance is the load of the heaviest GPU over the mean, of all layers together.
+    The placement that stays and the new one are both measured on this step and all later ones,
+    whose loads neither of them is made from. An imbalance is the load of the heaviest GPU over
+    the mean, of all layers together.
     """
 
     step: int
     imbalance_kept: float
     imbalance_anew: float
     moves: int  # of all layers
-    move_s: float | None  # to the GPU that gets the most experts
-    saved_s: float  # of dispatch and combine of an iteration
-    pays_after: float | None  # iterations; None: never, or the size of an expert is unknown
+    move_s: float | None  # to the GPU that gets the most experts; None without its bytes
+    saved_s: float  # of the exchange of an iteration; below 0: it takes longer
+    error_s: float | None  # of `saved_s`; None of a single layer and step
+
+    @property
+    def is_saving(self) -> bool | None:
+        """Whether savings exceed their error; None if it is unknown."""
+        return None if self.error_s is None else self.saved_s > max(0.0, self.error_s)
+
+    @property
+    def pays_after(self) -> float | None:
+        """Iterations that save the time of the moves; None if they do not, or it is unknown."""
+        if self.move_s is None or not self.is_saving:
+            return None
+        return self.move_s / self.saved_s
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step as a JSON object."""
@@ -222,78 +305,110 @@ class DriftStep:
             "moves": self.moves,
             "move_ns": None if self.move_s is None else self.move_s * 1e9,
             "saved_ns": self.saved_s * 1e9,
+            "saved_error_ns": None if self.error_s is None else self.error_s * 1e9,
+            "is_saving": self.is_saving,
             "pays_after_iterations": self.pays_after,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveCosts:
-    """What moves of experts cost and save."""
+    """What moves of experts cost, and the exchange that they shorten."""
 
     expert_bytes: int | None  # weights of an expert
     bytes_per_s: float  # to a GPU
-    token_s: float  # dispatch and combine of a token copy, at the GPU that gets it
-    copies: int  # token copies of a layer of an iteration
+    layer_s: Loads  # dispatch and combine of each layer in an iteration
 
 
 def drift(
     loads: NDArray[np.float64],
-    placements: Sequence[Placement],
+    today: Sequence[Placement] | None,
     replicas: int,
     groups: int,
     cluster: tuple[int, int],
     costs: MoveCosts,
 ) -> tuple[DriftStep, ...]:
-    """Return for each step what a new placement would save, and when it has paid for its moves.
+    """Return for each step what a placement made from the step before it would save.
+
+    The exchange of a layer is taken to be as long as its heaviest GPU, so that no more is saved
+    than the exchange takes.
 
     Parameters
     ----------
     loads
         Shape (steps, layers, experts).
-    placements
-        Of each layer, which stay.
+    today
+        The placement of each layer that stays; None is one made from the first step, so that
+        the third step is the first of the result.
     replicas, groups, cluster
         As of `bounded`.
     costs
-        Of moves and of tokens.
+        Of moves, and of the exchange.
 
     """
-    nodes, gpus = cluster
+    gpus = cluster[1]
+    first = 1 if today is not None else 2
+    stays = today or [place(load, replicas, groups, *cluster) for load in loads[0]]
     steps = []
-    for number, step in enumerate(loads):
+    for number in range(first, len(loads)):
         anew = [
-            relabeled(old, place(load, replicas, groups, nodes, gpus), gpus // nodes)
-            for load, old in zip(step, placements, strict=True)
+            settled(load, old, place(load, replicas, groups, *cluster), groups, cluster)
+            for load, old in zip(loads[number - 1], stays, strict=True)
         ]
+        later = loads[number:]
         stale, fresh = (
-            np.array(
-                [
-                    heaviest(load, one.logical, gpus)
-                    for load, one in zip(step, kind, strict=True)
-                ]
-            )
-            for kind in (placements, anew)
+            np.array([_heaviest_of(step, kind, gpus) for step in later])
+            for kind in (stays, anew)
         )
-        total = step.sum(axis=1)
-        moved = sum(moves_to(old, new) for old, new in zip(placements, anew, strict=True))
-        # Loads may be of many iterations: they count as shares of the copies of one.
-        share = np.divide(stale - fresh, total, out=np.zeros_like(total), where=total > 0)
-        saved_s = max(0.0, float(share.sum()) * costs.copies * costs.token_s)
-        size = costs.expert_bytes
-        move_s = None if size is None else float(np.max(moved)) * size / costs.bytes_per_s
-        mean = float(total.sum()) / gpus
+        share = 1 - np.divide(fresh, stale, out=np.ones_like(stale), where=stale > 0)
+        saved = share * costs.layer_s
+        moved = sum(moves_to(old, new) for old, new in zip(stays, anew, strict=True))
+        size, mean = costs.expert_bytes, float(later.sum()) / gpus
         steps.append(
             DriftStep(
                 step=number,
                 imbalance_kept=float(stale.sum()) / mean,
                 imbalance_anew=float(fresh.sum()) / mean,
                 moves=int(np.sum(moved)),
-                move_s=move_s,
-                saved_s=saved_s,
-                pays_after=move_s / saved_s if move_s is not None and saved_s > 0 else None,
+                move_s=None
+                if size is None
+                else float(np.max(moved)) * size / costs.bytes_per_s,
+                saved_s=float(saved.sum()) / len(later),
+                error_s=_error_s(
+                    saved, _aging_s(loads[number - 1], later, anew, costs.layer_s)
+                ),
             )
         )
     return tuple(steps)
+
+
+def _error_s(saved: Loads, aging_s: float) -> float | None:
+    """Return the error of the mean over steps of the sum over layers, shape (steps, layers).
+
+    It is that of Student's distribution, which 99 % of cases do not exceed, and no less than
+    `aging_s`: two placements made from noise differ by chance, and by less than that.
+    """
+    if saved.size < _FEWEST:
+        return None
+    layers = saved.shape[1]
+    deviation = float(np.sqrt(layers * saved.var(ddof=1) / len(saved)))
+    return max(aging_s, float(stdtrit(saved.size - 1, _SURE)) * deviation)
+
+
+def _aging_s(
+    own: Loads, later: Loads, placements: Sequence[Placement], layer_s: Loads
+) -> float:
+    """Return the part of an exchange that is longer as `own` loads are followed by later ones.
+
+    `placements` are made from `own`, whose noise they suit.
+    """
+    gpus = placements[0].gpus
+    uneven = [
+        _heaviest_of(step, placements, gpus) / np.maximum(step.sum(axis=1) / gpus, _TINY)
+        for step in (own, *later)
+    ]
+    after = np.mean(uneven[1:], axis=0)
+    return float((layer_s * np.maximum(0.0, 1 - uneven[0] / np.maximum(after, 1.0))).sum())
 
 
 def _heaviest_of(loads: Loads, placements: Sequence[Placement], gpus: int) -> Loads:

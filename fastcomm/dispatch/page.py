@@ -398,21 +398,24 @@ def placement(result: PlacementResult) -> Page:
         lead=(
             "The most loaded GPU has ",
             pages.fact("dispatch-place.imbalance", after, pages.times),
-            " the mean load; before it had ",
+            f" the mean {tables.load_text(result)}; before it had ",
             pages.fact("dispatch-place.imbalance", before, pages.times),
-            ".",
+            f". {tables.moves(result)}",
         ),
-        blocks=(
-            pages.shown(tables.placing(result)),
-            *((pages.shown(tables.drift(result)),) if result.drift else ()),
-        ),
+        blocks=(pages.shown(tables.placing(result)),),
     )
+    sections = [section]
+    if result.steps > 1:
+        drift = (pages.shown(tables.drift(result)),) if result.drift else ()
+        lead = (f"{tables.drift_verdict(result)}.",)
+        title = "Does it pay to place experts anew?"
+        sections.append(Section(name="drift", title=title, lead=lead, blocks=drift))
     return Page(
         title="Placement of experts",
         source=first.source,
         headline=section.lead,
         facts=first.facts,
-        sections=(section, *first.sections),
+        sections=(*sections, *first.sections),
     )
 
 
@@ -439,18 +442,29 @@ def evaluation(result: ExchangeEvaluation) -> Page:
             "dispatch-evaluate.errors.median_error",
         )
         blocks = drawn, pages.shown(tables.exchange_errors(errors))
-    section = Section(
-        name="evaluation",
-        title="How far off are predictions?",
-        lead=(f"{pages.many(len(result.rows), 'row')} on {result.cluster}.",),
-        blocks=blocks,
-    )
+    else:
+        blocks = (pages.shown(tables.exchange_times(result.rows)),)
+    notes = [f" {line}." for line in tables.extrapolated_rows(result)]
+    sections = [
+        Section(
+            name="evaluation",
+            title="How far off are predictions?" if errors else "What is predicted?",
+            lead=(f"{pages.many(len(result.rows), 'row')} on {result.cluster}.", *notes),
+            blocks=blocks,
+        )
+    ]
+    if result.calibration is not None:
+        fit = pages.shown(tables.fitted_constants(result.calibration))
+        checked = (pages.shown(tables.held_out(result.held_out)),) if result.held_out else ()
+        lead = (" ".join(f"{line}." for line in tables.calibration_notes(result)),)
+        title = "What do the constants fit?"
+        sections.append(Section(name="fit", title=title, lead=lead, blocks=(*checked, fit)))
     return Page(
         title="Measured expert all-to-alls",
         source=result.cluster,
         headline=(_evaluated(errors),),
         facts=(),
-        sections=(section,),
+        sections=tuple(sections),
     )
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.dispatch.moves import DriftStep, MoveCosts, bounded, drift, moves_to
+from fastcomm.dispatch.moves import DriftStep, MoveCosts, bounded, drift, moves_to, settled
 from fastcomm.dispatch.options import PlaceOptions, ReplicaRule
-from fastcomm.dispatch.placement import Loads, Placement, place
+from fastcomm.dispatch.placement import Loads, Placement, heaviest, place
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.sampler import layer_key
 from fastcomm.dispatch.schedules import Terms
@@ -75,6 +75,10 @@ class PlacementResult(TableResult):
     moves: tuple[int, ...]  # of each layer: experts that GPUs get and did not have
     most_moves: int  # to one GPU, of all layers
     expert_bytes: int | None
+    loads: Loads | None = (
+        None  # layer by expert: measured loads, if they are not the workload's
+    )
+    steps: int = 1  # of the measured loads
     drift: tuple[DriftStep, ...] = ()  # where loads of several steps were measured
 
     @property
@@ -87,7 +91,12 @@ class PlacementResult(TableResult):
 
     @property
     def imbalance(self) -> tuple[float, float]:
-        """Token copies of the most loaded GPU over the mean: before and after."""
+        """Load of the most loaded GPU over the mean, before and after.
+
+        It is that of the measured loads, by layer, or of the token copies of the workload.
+        """
+        if self.loads is not None:
+            return _planned(self.loads, self.today), _planned(self.loads, self.placements)
         before, after = (
             _per_gpu(simulation, placements[0])
             for simulation, placements in (
@@ -116,7 +125,11 @@ class PlacementResult(TableResult):
         before, after = self.imbalance
         return {
             "rule": self.rule,
-            "imbalance": {"before": before, "after": after},
+            "imbalance": {
+                "before": before,
+                "after": after,
+                "of": "workload" if self.loads is None else "load",
+            },
             "moves": {
                 "by_layer": list(self.moves),
                 "most_to_a_gpu": self.most_moves,
@@ -179,6 +192,7 @@ def simulate_placement(
     else:
         layers = _placed_layers(workload, placed, rule)
         before, today = simulate(workload, strategies, terms, layers=layers), list(placed)
+    measured = None if loads is None else loads.sum(axis=0)
     loads = _loads(before, workload, placed) if loads is None else loads
     if loads.shape[2] != recipe.experts or (loads < 0).any():
         raise ConfigError(
@@ -186,26 +200,28 @@ def simulate_placement(
             f"of {recipe.experts} experts"
         )
     placements = tuple(
-        place(load, *copies, *cluster)
+        settled(load, old, place(load, *copies, *cluster), options.groups, cluster)
         if options.max_moves is None
         else bounded(load, old, *copies, cluster, options.max_moves)
         for load, old in zip(loads.sum(axis=0), today, strict=True)
     )
     counts = np.array([moves_to(old, new) for old, new in zip(today, placements, strict=True)])
+    after = simulate(
+        workload, strategies, terms, layers=_placed_layers(workload, placements, rule)
+    )
+    costs = _costs(after if placed is None else before, options)
     return PlacementResult(
         before=before,
-        after=simulate(
-            workload, strategies, terms, layers=_placed_layers(workload, placements, rule)
-        ),
+        after=after,
         placements=placements,
         rule=rule,
         moves=tuple(counts.sum(axis=1).tolist()),
         most_moves=int(counts.sum(axis=0).max()),
         today=tuple(today),
         expert_bytes=options.expert_bytes,
-        drift=()
-        if len(loads) == 1
-        else drift(loads, placements, *copies, cluster, _costs(recipe, terms, options)),
+        loads=measured,
+        steps=len(loads),
+        drift=drift(loads, placed, *copies, cluster, costs) if len(loads) > 1 else (),
     )
 
 
@@ -229,15 +245,27 @@ def _loads(
     return loads
 
 
-def _costs(recipe: Recipe, terms: Terms, options: PlaceOptions) -> MoveCosts:
-    """Return what moves cost, and tokens at the NIC of the GPU that gets them."""
-    link = terms.links.inter if recipe.num_nodes > 1 else terms.links.intra
+def _costs(simulation: Simulation, options: PlaceOptions) -> MoveCosts:
+    """Return what moves cost, and the exchange of the fastest schedule, by layer."""
+    recipe, links = simulation.recipe, simulation.terms.links
+    fastest = min(
+        simulation.strategies.values(), key=lambda one: one.total_s + (one.combine_s or 0.0)
+    )
+    times = [layer.seconds + (layer.combine_s or 0.0) for layer in fastest.layers]
     return MoveCosts(
         expert_bytes=options.expert_bytes,
-        bytes_per_s=link,
-        token_s=(terms.token_bytes + terms.combine_bytes) / link,
-        copies=recipe.tokens * recipe.topk,
+        bytes_per_s=links.inter if recipe.num_nodes > 1 else links.intra,
+        layer_s=np.reshape(times, (-1, recipe.num_layers)).mean(axis=0),
     )
+
+
+def _planned(loads: Loads, placements: Sequence[Placement]) -> float:
+    """Return the load of the heaviest GPU over the mean, of all layers together."""
+    most = sum(
+        heaviest(load, one.logical, one.gpus)
+        for load, one in zip(loads, placements, strict=True)
+    )
+    return most * placements[0].gpus / float(loads.sum())
 
 
 def _per_gpu(simulation: Simulation, placement: Placement) -> Loads:

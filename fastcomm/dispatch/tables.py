@@ -15,6 +15,7 @@ from fastcomm.dispatch.evaluation import (
     ExchangeEvaluation,
     ExchangePrediction,
     FittedConstant,
+    HeldOutError,
 )
 from fastcomm.dispatch.model_exchange import KernelTime, ModelExchange
 from fastcomm.dispatch.placing import PlacementResult
@@ -41,6 +42,7 @@ _MOST_LAYERS = 12
 _MOST_DRIFT = 20  # steps
 _NO_GAIN = 1e-3  # share of the measured time
 _MOST_NODES = 32
+_MOST_REASONS = 4
 _SHADES = " ░▒▓█"
 _RULE = "=" * 50
 _BAR = 48
@@ -155,8 +157,9 @@ def kernels(result: ModelExchange, console: Console | None = None) -> None:
     layer, fastest = result.layer, result.kernels[0]
     _say(
         console,
-        f"Fastest kernels: {FAMILIES[fastest.family].title}, {format_s(fastest.layer_s)} a "
-        f"layer, {_times(fastest.times_optimal)} the best possible time"
+        f"Fastest kernels: {FAMILIES[fastest.family].title}, {fastest.dispatch_precision} "
+        f"dispatch, {format_s(fastest.layer_s)} a layer, "
+        f"{_times(fastest.times_optimal)} the best possible time"
         f"{', extrapolated' * bool(fastest.extrapolated)}\n"
         f"{layer.model}: {counted(layer.layers, 'layer')} of {counted(layer.experts, 'expert')}"
         f", top {layer.topk}; {counted(layer.tokens_per_gpu, 'token')} per GPU; "
@@ -168,6 +171,8 @@ def kernels(result: ModelExchange, console: Console | None = None) -> None:
     console.print(shown(kernel_times(result)))
     _say(
         console,
+        "precision: of dispatched tokens; combine is bf16. Kernels of different precision do "
+        "not send the same bytes: --dispatch-precision gives all the same. "
         "dispatch, combine: of a layer; rates as DeepEP counts them, with copies for the own "
         "node. layer: both, with waits. step: forward and backward pass of all layers, for "
         "the tokens of one micro-batch.",
@@ -267,16 +272,38 @@ def place(result: PlacementResult, console: Console | None = None) -> None:
         console,
         f"{_gain(result)}\n{_title(result.before)}\n"
         f"{count.sum()} copies of {len(count)} experts, at most {count.max()} of one; the most "
-        f"loaded GPU has {after:.2f} times the mean load, {before:.2f} before",
+        f"loaded GPU has {after:.2f} times the mean {load_text(result)}, {before:.2f} before",
     )
     console.print(shown(placing(result)))
-    _say(console, f"times and bytes: {_sum_text(result.before)}.\n{_moves(result)}")
+    _say(console, f"times and bytes: {_sum_text(result.before)}.\n{moves(result)}")
+    if result.steps > 1:
+        _say(console, drift_verdict(result))
     if result.drift:
         console.print(shown(drift(result)))
         _say(console, _DRIFT)
 
 
-def _moves(result: PlacementResult) -> str:
+def load_text(result: PlacementResult) -> str:
+    """Return of which load an imbalance is."""
+    return "load" if result.loads is None else "of the measured load (times: of the workload)"
+
+
+def drift_verdict(result: PlacementResult) -> str:
+    """Return whether placing anew pays in the recorded steps."""
+    rows = result.drift
+    if not rows:
+        return "Drift: n/a (a third step, or --before, is needed to measure a new placement)"
+    count = sum(bool(one.is_saving) for one in rows)
+    if not count:
+        return "Drift: placing anew does not pay: what it saves is no more than noise"
+    pays = f"placing anew saves time in {count} of {counted(len(rows), 'step')}"
+    if all(one.move_s is None for one in rows):
+        return f"Drift: {pays}; --expert-bytes says whether it pays for the moves"
+    least = min(one.pays_after for one in rows if one.pays_after is not None)
+    return f"Drift: {pays}, and pays for the moves after {least:.0f} iterations or more"
+
+
+def moves(result: PlacementResult) -> str:
     """Return how many experts move, and how long that takes."""
     time = "" if result.move_s is None else f", {format_s(result.move_s)} at its link"
     return (
@@ -307,8 +334,47 @@ def evaluation(result: ExchangeEvaluation, console: Console | None = None) -> No
     else:
         console.print(shown(exchange_times(result.rows[:_MOST_LAYERS])))
         _say(console, f"{count} on {result.cluster}, without measured times.")
+    for line in extrapolated_rows(result):
+        _say(console, line)
     if result.calibration is not None:
         console.print(shown(fitted_constants(result.calibration)))
+        if result.held_out:
+            console.print(shown(held_out(result.held_out)))
+        for line in calibration_notes(result):
+            _say(console, line)
+
+
+def extrapolated_rows(result: ExchangeEvaluation) -> list[str]:
+    """Return lines on the rows whose sizes lie outside of the measurements."""
+    counts = result.extrapolated
+    lines = [
+        f"extrapolated: {counted(count, 'row')} of {reason}"
+        for reason, count in list(counts.items())[:_MOST_REASONS]
+    ]
+    if len(counts) > _MOST_REASONS:
+        rest = sum(list(counts.values())[_MOST_REASONS:])
+        lines.append(f"extrapolated: {counted(rest, 'more row')} (--json has all)")
+    return lines
+
+
+def calibration_notes(result: ExchangeEvaluation) -> list[str]:
+    """Return whether fitted constants hold for rows that they are not fitted to."""
+    if not result.held_out:
+        return ["fit: n/a on other rows (too few rows to hold every other one out)"]
+    return [
+        f"fit: {one.family} {one.phase} on {one.gpu}: constants fitted to every other row are "
+        f"worse on the rest ({percent(one.shipped_error)} before, "
+        f"{percent(one.fitted_error)} after); use the shipped ones"
+        for one in result.held_out
+        if one.is_worse
+    ]
+
+
+def held_out(errors: Sequence[HeldOutError]) -> ResultTable:
+    """Return the errors on rows that the constants were not fitted to, before and after."""
+    return ResultTable(
+        name="held-out", caption="Fit on rows held out", columns=_HELD_OUT, rows=errors
+    )
 
 
 def exchange_errors(errors: Sequence[ExchangeError]) -> ResultTable:
@@ -376,6 +442,9 @@ _RECORDED = (
 _KERNELS = (
     TableColumn("kernels", "family"),
     TableColumn(
+        "precision", "dispatch_precision", key="dispatch-compare.kernels.dispatch_precision"
+    ),
+    TableColumn(
         "dispatch", _phase_ns("dispatch"), "ns", "dispatch-compare.kernels.dispatch.latency_ns"
     ),
     TableColumn(
@@ -407,17 +476,27 @@ _KERNELS = (
     TableColumn("measured on", "measured_on", drop=2),
 )
 _DRIFT = (
-    "kept, anew: the heaviest GPU over the mean with this placement, and with one made for the "
-    "step. saved: dispatch and combine of an iteration. pays after: iterations whose savings "
-    "are the time of the moves; n/a if nothing is saved, or without --expert-bytes."
+    "kept, anew: the heaviest GPU over the mean with the placement of --before or of the first "
+    "step, and with one made from the step before, on this and all later steps. saved: "
+    "dispatch and combine of an iteration, if they take as long as the heaviest GPU, and its "
+    "error. pays after: iterations whose savings are the time of the moves; n/a if savings "
+    "are within their error, or without --expert-bytes."
 )
-_NO_SIZE = "nothing is saved, or no --expert-bytes"
+_NO_SIZE = "savings are within their error, or no --expert-bytes"
+_ONE_SAMPLE = "one step of one layer"
 _DRIFTING = (
     TableColumn("step", "step", "count"),
     TableColumn("kept", "imbalance_kept", "multiple", "dispatch-place.drift.imbalance_kept"),
     TableColumn("anew", "imbalance_anew", "multiple", "dispatch-place.drift.imbalance_anew"),
     TableColumn("moves", "moves", "count", "dispatch-place.drift.moves"),
-    TableColumn("saved", lambda one: in_ns(one.saved_s), "ns", "dispatch-place.drift.saved_ns"),
+    TableColumn(
+        "saved", lambda one: in_ns(one.saved_s), "change_ns", "dispatch-place.drift.saved_ns"
+    ),
+    TableColumn(
+        *("error", lambda one: in_ns(one.error_s), "ns", "dispatch-place.drift.saved_error_ns"),
+        why=_ONE_SAMPLE,
+        drop=1,
+    ),
     TableColumn(
         *("pays after", "pays_after", "count", "dispatch-place.drift.pays_after_iterations"),
         why=_NO_SIZE,
@@ -441,6 +520,18 @@ _TIMES = (
     TableColumn("tokens", lambda row: row.row.tokens, "count"),
     TableColumn("dispatch", _predicted("dispatch"), "ns", why=_OTHER_PHASE),
     TableColumn("combine", _predicted("combine"), "ns", why=_OTHER_PHASE),
+    TableColumn("extrapolated", lambda row: "yes" if row.extrapolated else "no", drop=1),
+)
+_HELD_OUT = (
+    TableColumn("GPU", "gpu"),
+    TableColumn("kernels", "family"),
+    TableColumn("domains", "scope"),
+    TableColumn("phase", "phase"),
+    TableColumn(
+        "shipped", "shipped_error", "share", "dispatch-evaluate.held_out.shipped_error"
+    ),
+    TableColumn("fitted", "fitted_error", "share", "dispatch-evaluate.held_out.fitted_error"),
+    TableColumn("rows held out", "rows", "count", "dispatch-evaluate.held_out.rows"),
 )
 _CONSTANTS = (
     TableColumn("GPU", "gpu"),

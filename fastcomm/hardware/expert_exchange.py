@@ -351,13 +351,21 @@ class MeasuredRange:
 
     def outside(self, shape: ExchangeShape) -> str:
         """Return which sizes of a shape, of numbers, lie outside; empty if none do."""
-        sizes = {"ranks": shape.ranks, "domains": shape.domains(), "tokens": shape.tokens}
+        return self.outside_each(shape)[0]
+
+    def outside_each(self, shape: ExchangeShape) -> list[str]:
+        """Return for each shape of arrays which sizes lie outside; empty if none do."""
+        sizes = np.broadcast_arrays(*map(_floats, (shape.ranks, shape.domains(), shape.tokens)))
+        return [self._reasons(row) for row in np.stack(sizes, axis=-1).reshape(-1, 3)]
+
+    def _reasons(self, sizes: FloatArray) -> str:
+        """Return which of ranks, domains and tokens lie outside."""
         reasons = []
-        for name, size in sizes.items():
+        for name, size in zip(("ranks", "domains", "tokens"), sizes.tolist(), strict=True):
             least, most = getattr(self, name)
-            if not least <= float(np.asarray(size)) <= most:
+            if not least <= size <= most:
                 measured = f"{least}" if least == most else f"{least} to {most}"
-                reasons.append(f"{float(np.asarray(size)):.0f} {name}, measured: {measured}")
+                reasons.append(f"{size:.0f} {name}, measured: {measured}")
         return "; ".join(reasons)
 
 

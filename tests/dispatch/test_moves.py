@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fastcomm.dispatch.moves import (
     moves_to,
     read_placements,
     relabeled,
+    settled,
 )
 from fastcomm.dispatch.placement import Placement, heaviest, place
 from fastcomm.errors import ConfigError
@@ -108,24 +110,78 @@ def test_groups_of_experts_stay_in_their_node():
         assert set(new.tolist()) == set(old.tolist())
 
 
-def test_drift_says_when_a_new_placement_pays():
-    first, second = a_load(8), a_load(9)
-    placements = [place(first, 48, 1, NODES, GPUS)]
-    costs = MoveCosts(expert_bytes=10**6, bytes_per_s=1e9, token_s=1e-6, copies=8000)
-    loads = np.stack([first, second])[:, None]
-    same, other = drift(loads, placements, 48, 1, (NODES, GPUS), costs)
-    assert same.moves == 0
-    assert same.saved_s == 0
-    assert same.pays_after is None
-    assert same.imbalance_kept == same.imbalance_anew
-    old = heaviest(second, placements[0].logical, GPUS)
-    anew = place(second, 48, 1, NODES, GPUS)
-    new = heaviest(second, anew.logical, GPUS)
-    assert other.imbalance_kept == pytest.approx(old / second.sum() * GPUS)
-    assert other.saved_s == pytest.approx((old - new) / second.sum() * 8000 * 1e-6)
-    most = moves_to(placements[0], relabeled(placements[0], anew, GPUS // NODES)).max()
-    assert other.move_s == pytest.approx(most * 1e-3)
-    assert other.pays_after == pytest.approx(other.move_s / other.saved_s)
+@pytest.mark.parametrize("groups", [1, 8])
+@given(st.integers(0, 1 << 20), st.sampled_from([32, 48]))
+def test_a_settled_placement_moves_few_experts_and_is_no_heavier(groups, seed, replicas):
+    load, cluster = a_load(seed), (NODES, GPUS)
+    before = place(a_load(seed + 1), replicas, groups, *cluster)
+    best = place(load, replicas, groups, *cluster)
+    after = settled(load, before, best, groups, cluster)
+    width = GPUS if groups == 1 else GPUS // NODES
+    assert sum(moved(before, after)) <= sum(moved(before, relabeled(before, best, width)))
+    assert heaviest(load, after.logical, GPUS) <= heaviest(load, best.logical, GPUS) * (
+        1 + 1e-9
+    )
+    assert (settled(load, after, best, groups, cluster).logical == after.logical).all()
+    # What stays on its GPU stays in its slot.
+    for old, new in zip(
+        before.logical.reshape(GPUS, -1), after.logical.reshape(GPUS, -1), strict=True
+    ):
+        both = Counter(old.tolist()) & Counter(new.tolist())
+        assert int((old == new).sum()) == both.total()
+
+
+def test_experts_in_order_stay_where_a_load_is_even():
+    load, cluster = np.ones(EXPERTS), (NODES, GPUS)
+    after = settled(load, in_order(), place(load, EXPERTS, 1, *cluster), 1, cluster)
+    assert (after.logical == in_order().logical).all()
+
+
+COSTS = MoveCosts(expert_bytes=10**6, bytes_per_s=1e9, layer_s=np.array([2e-3, 1e-3]))
+
+
+def drifting(means, seed=0):
+    """Counts of steps and layers that scatter about the means of each step."""
+    random = np.random.default_rng(seed)
+    return np.stack([random.poisson(200 * mean, (2, EXPERTS)) for mean in means]).astype(float)
+
+
+def test_a_new_placement_pays_once_the_load_has_changed():
+    old, new = a_load(8) + 0.2, a_load(9) + 0.2
+    rows = drift(drifting([old] * 3 + [new] * 6), None, 48, 1, (NODES, GPUS), COSTS)
+    assert [row.step for row in rows] == [2, 3, 4, 5, 6, 7, 8]
+    assert rows[2].is_saving
+    assert rows[2].imbalance_kept > rows[2].imbalance_anew
+    assert rows[2].pays_after == pytest.approx(rows[2].move_s / rows[2].saved_s)
+    assert rows[2].move_s == pytest.approx(1e-3 * round(rows[2].move_s * 1e3))
+    # The placement of the third step was made before the load changed.
+    assert not rows[1].is_saving
+    assert rows[1].pays_after is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_does_not_pay(seed):
+    rows = drift(drifting([a_load(8) + 0.2] * 7, seed), None, 48, 1, (NODES, GPUS), COSTS)
+    assert len(rows) == 5
+    assert not any(row.is_saving for row in rows)
+    assert all(row.pays_after is None for row in rows)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_more_is_saved_than_the_exchange_takes(seed):
+    loads = np.random.default_rng(seed).gamma(0.1, 1, (3, 2, EXPERTS)) + 1e-9
+    rows = drift(loads, [in_order()] * 2, 48, 1, (NODES, GPUS), COSTS)
+    assert all(row.saved_s < COSTS.layer_s.sum() for row in rows)
+
+
+def test_drift_needs_a_step_that_no_placement_is_made_from():
+    loads = drifting([a_load(8) + 0.2] * 2)
+    assert drift(loads, None, 48, 1, (NODES, GPUS), COSTS) == ()
+    (row,) = drift(loads, [in_order()] * 2, 48, 1, (NODES, GPUS), COSTS)
+    assert row.step == 1
+    one_layer = replace(COSTS, layer_s=np.array([1e-3]))
+    (row,) = drift(loads[:, :1], [in_order()], 48, 1, (NODES, GPUS), one_layer)
+    assert row.error_s is row.is_saving is row.pays_after is None
 
 
 WORDS = "--num-nodes 2 --gpus-per-node 2 --seq-len 200 --batch-size 1 --iter-num 1 --topk 2"
@@ -158,19 +214,42 @@ def test_place_counts_and_bounds_moves(workload, tmp_path):
     assert sum(bound["moves"]["by_layer"]) <= 5
 
 
-def test_place_prints_the_drift_of_several_steps(workload, tmp_path):
+def load_table(path, steps):
+    """A table of loads: in each step, the expert of its number is hot."""
     rows = ["step,layer,expert,tokens"]
-    rows += [f"{step},0,{e},{1 + 9 * (e == step)}" for step in (3, 7) for e in range(8)]
-    path = tmp_path / "loads.csv"
+    rows += [f"{at},0,{e},{1 + 9 * (e == at)}" for at in steps for e in range(8)]
     path.write_text("\n".join(rows))
-    words = ["place", workload, "--load", str(path), "--expert-bytes", "1000"]
-    assert "pays after" in run(*words)
+    return str(path)
+
+
+def test_place_prints_the_drift_of_several_steps(workload, tmp_path):
+    path = load_table(tmp_path / "loads.csv", (3, 7, 6, 5))
+    words = ["place", workload, "--load", path, "--expert-bytes", "1000"]
+    text = run(*words)
+    assert "pays after" in text
+    assert "does not pay" in text
     steps = json.loads(run(*words, "--json"))["drift"]
-    assert [step["step"] for step in steps] == [0, 1]
-    assert all(step["imbalance_kept"] >= step["imbalance_anew"] - 1e-9 for step in steps)
+    assert [step["step"] for step in steps] == [2, 3]
     page = tmp_path / "page.html"
     run(*words, "--html", str(page))
     assert "drift-table" in page.read_text()
+
+
+def test_two_steps_are_too_few_to_measure_drift(workload, tmp_path):
+    path = load_table(tmp_path / "loads.csv", (3, 7))
+    assert "Drift: n/a (a third step" in run("place", workload, "--load", path)
+
+
+def test_the_balance_of_a_load_is_that_of_the_load(workload, tmp_path):
+    path = load_table(tmp_path / "loads.csv", (2,))
+    words = "place", workload, "--load", path, "--replicas", "1"
+    text, found = run(*words), json.loads(run(*words, "--json"))
+    # Experts 2 and 3 share a GPU of four: 11 of 17 tokens.
+    assert found["imbalance"]["of"] == "load"
+    assert found["imbalance"]["before"] == pytest.approx(11 / 17 * 4)
+    assert found["imbalance"]["after"] == pytest.approx(11 / 17 * 4)
+    assert "times the mean of the measured load" in text
+    assert json.loads(run("place", workload, "--json"))["imbalance"]["of"] == "workload"
 
 
 @pytest.mark.parametrize(("text", "error"), [
