@@ -16,7 +16,7 @@ State = tuple[Matrix, Matrix, Matrix, Loads]  # slots, replicas, replicas on GPU
 Change = tuple[float, int, int, int]  # heaviest GPU after it, slot, other GPU and its slot
 
 _GAIN = 1 - 1e-9  # of a load that counts as lighter
-_LEFT, _RIGHT, _LEFT_AGAIN = np.uint64(13), np.uint64(7), np.uint64(17)
+_S13, _S7, _S17 = np.uint64(13), np.uint64(7), np.uint64(17)
 _SEED = np.uint64(88172645463325252)
 
 
@@ -170,9 +170,9 @@ def kick(state: State, heavy: int, changes: int, word: np.uint64, has_spare: boo
     slots, count, on, _ = state
     gpus, room = slots.shape
     for change in range(changes):
-        word ^= word << _LEFT
-        word ^= word >> _RIGHT
-        word ^= word << _LEFT_AGAIN
+        word ^= word << _S13
+        word ^= word >> _S7
+        word ^= word << _S17
         bits = np.int64(word >> np.uint64(2))
         g = heavy if change == 0 else bits % gpus
         bits //= gpus
