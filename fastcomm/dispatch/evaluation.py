@@ -335,7 +335,10 @@ def _held_out(
             _off(costs, key, rest) for costs in (_shipped(*key), _fit(key, fitting))
         )
         yield HeldOutError(
-            **dict(zip(("gpu", "family", "scope", "phase"), key, strict=True)),
+            gpu=key[0],
+            family=key[1],
+            scope=key[2],
+            phase=key[3],
             rows=len(shipped),
             shipped_error=float(np.median(shipped)),
             fitted_error=float(np.median(fitted)),

@@ -117,7 +117,7 @@ def _keeps_groups(placement: Placement, groups: int, width: int) -> bool:
         return True
     group = placement.logical // (placement.experts // groups)
     pairs = np.unique(np.stack([group, placement.home // width]), axis=1)
-    return pairs.shape[1] == groups
+    return bool(pairs.shape[1] == groups)
 
 
 def _ordered(old: Table, new: Table) -> Table:
