@@ -194,7 +194,9 @@ def write_line(path: Path, random: Random | None = None) -> None:
     known = commands()
     name = random.choice(sorted(known)) if random else "info"
     words = base(name, inputs)
-    for case in random.choices([*cases(name, known[name], inputs)], k=3) if random else ():
+    extremes = [*cases(name, known[name], inputs)] if random else []
+    # A command without options has none.
+    for case in random.choices(extremes, k=3) if random and extremes else ():
         words += case.words[len(base(name, inputs)) :]
     path.write_text(json.dumps(words))
 

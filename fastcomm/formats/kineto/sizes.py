@@ -174,9 +174,9 @@ def split_bytes(
     columns = {}
     for (column, name), total in zip(_SPLITS.items(), recorded[1:], strict=True):
         splits: list[list[int] | None] = [None] * len(op)
-        known = rows[(total[rows] != NULL) & (metadata.columns[name][rows] != NULL)]
-        numbers = (k[known].tolist() for k in (metadata.columns[name], total, members))
-        for row, code, whole, size in zip(known.tolist(), *numbers, strict=True):
+        usable = rows[(total[rows] != NULL) & (metadata.columns[name][rows] != NULL)]
+        numbers = (k[usable].tolist() for k in (metadata.columns[name], total, members))
+        for row, code, whole, size in zip(usable.tolist(), *numbers, strict=True):
             splits[row] = _divided(metadata.events.texts[code], whole, size)
         if len(rows):
             columns[column] = pa.array(splits, COMM.field(column).type)
