@@ -19,6 +19,7 @@ _EVEN = 1.01  # heaviest GPU over the least possible, up to which nothing more i
 _LESS = 1 - 1e-9  # of a load that a swap makes lighter
 _NEAR = 1.003  # heaviest GPU over the least possible, up to which the search goes on
 _WORK = 400_000  # pairs of slots that the search compares at most
+_GROUP_WORK = 20_000  # the same, of groups of experts on nodes, of which there are few
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +327,7 @@ def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, 
 def _nodes_of_groups(load: Loads, nodes: int) -> Table:
     """Return the node of each group of experts, so that the heaviest node is light."""
     node, _ = _balanced(load, nodes, load.sum() / nodes)
-    by_node = _lightened(load, np.argsort(node, kind="stable"), nodes)
+    by_node = _lightened(load, np.argsort(node, kind="stable"), nodes, _GROUP_WORK)
     node[by_node] = np.repeat(np.arange(nodes), len(load) // nodes)
     return node
 

@@ -107,7 +107,8 @@ def test_placement_is_shown_before_and_after(made, tmp_path):
     load.write_text("9 1 1 1 1 1 1 1\n")
     found = json.loads(said(f"place {made} --replicas 1.5 --load {load} --json"))
     assert found["layers"][0]["replicas"] == [4, 2, 1, 1, 1, 1, 1, 1]
-    assert set(found["imbalance"]) == {"before", "after"}
+    assert set(found["imbalance"]) == {"before", "after", "of"}
+    assert found["imbalance"]["of"] == "load"
 
 
 def test_a_sweep_is_a_table(tmp_path):

@@ -301,8 +301,10 @@ def test_placement_shortens_deepep_by_the_expected_factor(
     workload = reference(name, nodes)
     options = PlaceOptions(rule=rule, replicas=factor, groups=groups)
     found = simulate_placement(workload, ["deepep"], terms_of(workload.recipe), options)
-    # EPLB's times; replicas on GPUs of their own may be a little better.
-    assert 0.95 * wanted < times_us(found.after)["deepep"] < 1.015 * wanted
+    # EPLB's times; replicas on GPUs of their own may be a little better. As experts stay where
+    # they are, replicas are on more nodes than with EPLB, and more tokens have one near.
+    least = 0.9 if rule == "local" else 0.95
+    assert least * wanted < times_us(found.after)["deepep"] < 1.015 * wanted
 
 
 @pytest.mark.parametrize(("replicas", "gpus"), [(288, 16), (320, 32), (384, 64), (512, 8)])
@@ -364,8 +366,12 @@ def test_each_layer_is_placed_by_its_own_load():
     found = simulate_placement(
         Workload.of(recipe), EXACT, terms_of(recipe), options, loads=loads[None]
     )
-    first, second = (each.replicas for each in found.placements)
-    assert first.tolist() == second[::-1].tolist()
+    heaviest = [
+        [placement.heaviest(load, each.logical, 4) for each in found.placements]
+        for load in loads
+    ]
+    assert heaviest[0][0] == heaviest[1][1] == 7.0  # the mean
+    assert min(heaviest[0][1], heaviest[1][0]) > 7.0
     assert len(found.to_arrow()) == len(EXACT)
     assert found.after.expert_load.shape == (2, 12)
     assert found.after.expert_load.sum() == found.before.expert_load.sum()
