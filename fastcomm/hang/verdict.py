@@ -547,16 +547,24 @@ class Judge:
     def _two_roots(self) -> Verdict | None:
         """More than one member has the root's side of a gather or scatter."""
         for stop, calls in self._old_collectives():
-            rooted = {
-                rank: call.place
-                for rank, call in calls.items()
-                if (call.op == "gather" and call.elements[1] > 0)
-                or (call.op == "scatter" and call.elements[0] > 0)
-            }
+            rooted = {rank: call.place for rank, call in calls.items() if _is_root(call)}
             if len(rooted) > 1:
                 odd = rhythm.unusual(self.job, rooted) or rhythm.out_of_rhythm(self.job, rooted)
-                return self._answer("mismatch_root", odd or rooted, stop)
+                usual = rooted.keys() - set(odd)
+                is_sure = any(self._was_root(calls[rank]) for rank in usual)
+                return self._answer(
+                    "mismatch_root",
+                    odd or rooted,
+                    stop,
+                    confidence="high" if odd and is_sure else "low",
+                )
         return None
+
+    def _was_root(self, call: RankCall) -> bool:
+        """Return whether the rank was root of an earlier call like this one."""
+        calls = self.job.ranks[call.rank]
+        earlier = (calls.call(at) for at in range(call.place) if calls.key(at) is call.group)
+        return any(one.op == call.op and _is_root(one) for one in earlier)
 
     def _not_started(self) -> Verdict | None:
         """Members whose device has not begun what others have."""
@@ -754,6 +762,12 @@ class Judge:
             waiting=tuple(waiting),
             confidence=confidence,
         )
+
+
+def _is_root(call: RankCall) -> bool:
+    """Return whether a call is the root's side of a gather or scatter."""
+    side = {"gather": 1, "scatter": 0}.get(call.op)
+    return side is not None and call.elements[side] > 0
 
 
 def _is_beyond_timeout(calls: RankCalls, now: int) -> bool:

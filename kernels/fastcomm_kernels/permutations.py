@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import Ints, Matrix, Numbers
+from fastcomm_kernels.arrays import Flags, Ints, Matrix, Numbers
 
 
 @kernel
@@ -118,9 +118,7 @@ def stages(matrix: Matrix, first: int, shrink: int) -> tuple[Numbers, Matrix]:
 
 
 Blocks = NDArray[np.int64]
-
 Times = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 SendCost = tuple[float, float]
 
 

@@ -6,13 +6,11 @@ that are compared, so that results do not depend on the machine.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import Matrix
+from fastcomm_kernels.arrays import Floats, Matrix
 
-Loads = NDArray[np.float64]
-State = tuple[Matrix, Matrix, Matrix, Loads]  # slots, replicas, replicas on GPUs, GPU loads
+State = tuple[Matrix, Matrix, Matrix, Floats]  # slots, replicas, replicas on GPUs, GPU loads
 Change = tuple[float, int, int, int]  # heaviest GPU after it, slot, other GPU and its slot
 
 _GAIN = 1 - 1e-9  # of a load that counts as lighter
@@ -34,7 +32,7 @@ def counted(slots: Matrix, experts: int) -> tuple[Matrix, Matrix]:
 
 
 @kernel
-def weigh(load: Loads, slots: Matrix, count: Matrix, weight: Loads) -> None:
+def weigh(load: Floats, slots: Matrix, count: Matrix, weight: Floats) -> None:
     """Write the load of each GPU into `weight`; `count` has the replicas of experts."""
     for g in range(len(slots)):
         weight[g] = 0.0
@@ -43,7 +41,7 @@ def weigh(load: Loads, slots: Matrix, count: Matrix, weight: Loads) -> None:
 
 
 @kernel
-def best_swap(load: Loads, state: State, heavy: int, most: float) -> Change:
+def best_swap(load: Floats, state: State, heavy: int, most: float) -> Change:
     """Return the swap with a slot of GPU `heavy` whose GPUs are lightest, below `most`.
 
     Without one, the result has -1 as slot.
@@ -66,7 +64,7 @@ def best_swap(load: Loads, state: State, heavy: int, most: float) -> Change:
 
 
 @kernel
-def best_replica(load: Loads, state: State, heavy: int, most: float) -> Change:
+def best_replica(load: Floats, state: State, heavy: int, most: float) -> Change:
     """Return the slot that is best given to one more replica of an expert of GPU `heavy`.
 
     It is taken from an expert with other replicas, which get heavier. All GPUs that change are
@@ -124,7 +122,7 @@ def replace(state: State, to: tuple[int, int], a: int) -> None:
 
 
 @kernel
-def descend(load: Loads, state: State, target: float, work: int, has_spare: bool) -> int:
+def descend(load: Floats, state: State, target: float, work: int, has_spare: bool) -> int:
     """Change slots while that makes the heaviest GPU lighter; return the work that remains.
 
     Parameters
@@ -191,7 +189,7 @@ def kick(state: State, heavy: int, changes: int, word: np.uint64, has_spare: boo
 
 
 @kernel
-def lightened(load: Loads, slots: Matrix, target: float, work: int) -> Matrix:
+def lightened(load: Floats, slots: Matrix, target: float, work: int) -> Matrix:
     """Return slots whose heaviest GPU is lighter, or as heavy.
 
     Slots change as long as that makes the heaviest GPU lighter; then the best ones so far get a
@@ -235,7 +233,7 @@ def lightened(load: Loads, slots: Matrix, target: float, work: int) -> Matrix:
 
 
 @kernel
-def settled(load: Loads, slots: Matrix, was: Matrix, width: int, most: float) -> Matrix:
+def settled(load: Floats, slots: Matrix, was: Matrix, width: int, most: float) -> Matrix:
     """Return slots after swaps that bring experts back to GPUs that had them.
 
     Parameters

@@ -50,6 +50,16 @@ def test_messages_that_short_rings_cannot_count_are_no_quiet_job(tmp_path):
     assert hang.confidence == "low"
 
 
+def test_a_root_that_nobody_was_before_is_blamed_with_low_confidence(tmp_path):
+    # The ring is shorter than a step: no dump shows who was root of the gather before.
+    planned, hang = verdict(tmp_path, "mismatch_root", 7002, 64)
+    assert hang.kind == "mismatch_root"
+    assert (hang.kind, hang.culprits) in planned.accept or hang.confidence == "low"
+    planned, hang = verdict(tmp_path, "mismatch_root", 7003, 64)
+    assert (hang.kind, hang.culprits) in planned.accept
+    assert hang.confidence == "high"
+
+
 @pytest.mark.soak
 def test_large_hangs_are_explained_and_no_healthy_job_is_blamed(tmp_path):
     wrong = Counter()
