@@ -515,11 +515,23 @@ _ERRORS = (
 _TIMES = (
     TableColumn("GPU", "gpu"),
     TableColumn("kernels", lambda row: row.row.family),
-    TableColumn("nodes", "domains", "count"),
-    TableColumn("ranks", lambda row: row.row.ranks, "count"),
-    TableColumn("tokens", lambda row: row.row.tokens, "count"),
-    TableColumn("dispatch", _predicted("dispatch"), "ns", why=_OTHER_PHASE),
-    TableColumn("combine", _predicted("combine"), "ns", why=_OTHER_PHASE),
+    TableColumn("nodes", "domains", "count", "dispatch-evaluate.rows.nodes"),
+    TableColumn("ranks", lambda row: row.row.ranks, "count", "dispatch-evaluate.rows.ranks"),
+    TableColumn("tokens", lambda row: row.row.tokens, "count", "dispatch-evaluate.rows.tokens"),
+    TableColumn(
+        "dispatch",
+        _predicted("dispatch"),
+        "ns",
+        "dispatch-evaluate.rows.predicted_dispatch_ns",
+        why=_OTHER_PHASE,
+    ),
+    TableColumn(
+        "combine",
+        _predicted("combine"),
+        "ns",
+        "dispatch-evaluate.rows.predicted_combine_ns",
+        why=_OTHER_PHASE,
+    ),
     TableColumn("extrapolated", lambda row: "yes" if row.extrapolated else "no", drop=1),
 )
 _HELD_OUT = (

@@ -93,12 +93,18 @@ def test_commands_write_valid_pages_of_recorded_data(name, tmp_path):
     assert CHARTS[name] in charts(tree)
 
 
-@pytest.mark.parametrize("text", [EXCHANGES, "mode,nodes,ranks,hidden,topk,tokens\n"
-                                  "normal,1,8,7168,8,4096\n"])  # fmt: skip
-def test_an_evaluation_has_a_page(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (EXCHANGES, []),
+        (EXCHANGES, ["--calibrate"]),
+        ("mode,nodes,ranks,hidden,topk,tokens\nnormal,1,8,7168,8,4096\n", []),
+    ],
+)
+def test_an_evaluation_has_a_page(tmp_path, text, options):
     table = tmp_path / "exchanges.csv"
     table.write_text(text)
-    tree = page_of(["dispatch", "evaluate", str(table)], tmp_path / "page.html")
+    tree = page_of(["dispatch", "evaluate", str(table), *options], tmp_path / "page.html")
     assert_sound(tree)
     assert ("errors-chart" in charts(tree)) == ("dispatch_us" in text)
 
