@@ -458,7 +458,9 @@ def evaluation(result: ExchangeEvaluation) -> Page:
         checked = (pages.shown(tables.held_out(result.held_out)),) if result.held_out else ()
         lead = (" ".join(f"{line}." for line in tables.calibration_notes(result)),)
         title = "What do the constants fit?"
-        sections.append(Section(name="calibration", title=title, lead=lead, blocks=(*checked, fit)))
+        sections.append(
+            Section(name="calibration", title=title, lead=lead, blocks=(*checked, fit))
+        )
     return Page(
         title="Measured expert all-to-alls",
         source=result.cluster,
