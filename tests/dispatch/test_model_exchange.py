@@ -178,6 +178,15 @@ def test_the_command_prints_kernels_and_the_schedules_that_are_chosen(tmp_path):
     assert np.array(document["rank_pair_tokens"]).sum() == 16 * 64 * 8
 
 
+def test_a_row_has_the_precision_that_it_was_measured_in():
+    rows = [line.split()[:2] for line in run(*SMALL).splitlines() if "GB/s" in line]
+    by_family = dict(rows)
+    assert by_family["deepep"] == "fp8"
+    assert by_family["nccl"] == "bf16"
+    same = run(*SMALL, "--dispatch-precision", "bf16")
+    assert " fp8 " not in same
+
+
 def test_schedules_are_an_option_of_compare_without_a_model():
     out = run("--num-nodes", "1", "--seq-len", "8", "--iter-num", "1", "--schedules", "direct")
     assert "direct" in out
