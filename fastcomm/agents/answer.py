@@ -22,11 +22,8 @@ CHARACTERS = 4  # of a token
 _MOST_TEXT = 700  # characters of a sentence
 _MOST_NAME = 110  # characters of a name in a row
 _DIGITS = 4
-_CAUTIONS_SHARE, _TOTALS_SHARE, _FIXED_SHARE = (
-    0.3,
-    0.45,
-    0.75,
-)  # of the characters, before rows are added
+# Of the characters, before rows are added.
+_CAUTIONS_SHARE, _TOTALS_SHARE, _FIXED_SHARE = 0.3, 0.45, 0.75
 _NS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns"))
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 # Ends of column names, and the units that they stand for.

@@ -14,7 +14,14 @@ from fastcomm.critical_path.path import FoundPath
 from fastcomm.errors import ConfigError
 from fastcomm.graph.edits import Edit
 from fastcomm.graph.graph import EDGE_KIND
-from fastcomm.trace.columns import alike, block_lengths, filled, members, text_codes
+from fastcomm.trace.columns import (
+    alike,
+    block_lengths,
+    block_starts,
+    filled,
+    members,
+    text_codes,
+)
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
 
@@ -257,8 +264,9 @@ def of_stages(
         raise ConfigError(f"{edit}: there is no other stage to compare")
     key, name = work.key[others], work.name[others]
     medians = _medians(key, weight[work.edges[others]], work.key[own])
-    ranks_with = np.searchsorted(np.sort(key), work.key[own], "right")
-    ranks_with = ranks_with - np.searchsorted(np.sort(key), work.key[own], "left")
+    in_order = np.sort(key)
+    low, high = (np.searchsorted(in_order, work.key[own], side) for side in ("left", "right"))
+    ranks_with = high - low
     is_rare = 2 * ranks_with < len(np.unique(work.rank[others]))
     is_shared = np.isin(work.name[own], name)
     edges = work.edges[own]
@@ -278,8 +286,7 @@ def of_stages(
 def _occurrence(key: Ints, rank: Ints) -> Ints:
     """Return how many earlier rows have the same key and rank; rows are in order of time."""
     order = np.lexsort((key, rank))
-    same = (np.diff(key[order]) == 0) & (np.diff(rank[order]) == 0)
-    begin = np.append(0, np.flatnonzero(~same) + 1) if len(key) else np.empty(0, np.int64)
+    begin = block_starts(key[order], rank[order])
     length = block_lengths(begin, len(key))
     count = np.empty(len(key), np.int64)
     count[order] = np.arange(len(key)) - np.repeat(begin, length)

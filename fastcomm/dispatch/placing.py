@@ -75,9 +75,7 @@ class PlacementResult(TableResult):
     moves: tuple[int, ...]  # of each layer: experts that GPUs get and did not have
     most_moves: int  # to one GPU, of all layers
     expert_bytes: int | None
-    loads: Loads | None = (
-        None  # layer by expert: measured loads, if they are not the workload's
-    )
+    loads: Loads | None = None  # measured, layer by expert; None: those of the workload
     steps: int = 1  # of the measured loads
     drift: tuple[DriftStep, ...] = ()  # where loads of several steps were measured
 

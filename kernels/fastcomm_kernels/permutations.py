@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import Flags, Ints, Matrix, Numbers
+from fastcomm_kernels.arrays import Flags, Floats, Ints, Matrix, Numbers
 
 
 @kernel
@@ -118,7 +118,6 @@ def stages(matrix: Matrix, first: int, shrink: int) -> tuple[Numbers, Matrix]:
 
 
 Blocks = NDArray[np.int64]
-Times = NDArray[np.float64]
 SendCost = tuple[float, float]
 
 
@@ -256,7 +255,7 @@ def level(b: Matrix, row: Matrix, target: int, moved: Matrix) -> None:
 @kernel
 def redistribution(
     block: Blocks, permutations: Numbers, weights: Matrix, cost: SendCost
-) -> Times:
+) -> Floats:
     """Return the time in which each stage's traffic is spread inside its target nodes.
 
     A stage takes the columns of each row in order, up to its weight.
@@ -303,7 +302,7 @@ def redistribution(
 
 
 @kernel
-def rails(block: Blocks, limit: Matrix, near: Times) -> tuple[Numbers, Matrix, Matrix]:
+def rails(block: Blocks, limit: Matrix, near: Floats) -> tuple[Numbers, Matrix, Matrix]:
     """Return what the GPUs of a node send to another node once they are balanced.
 
     A GPU sends to the one of its place in the other node. So that others have less to pass on,
@@ -364,7 +363,7 @@ def rails(block: Blocks, limit: Matrix, near: Times) -> tuple[Numbers, Matrix, M
 
 
 @kernel
-def gather(own: Matrix, row: Matrix, limit: int, near: Times, moves: Matrix) -> int:
+def gather(own: Matrix, row: Matrix, limit: int, near: Floats, moves: Matrix) -> int:
     """Move traffic to the places of its targets, alike from all rows; return the moves.
 
     Parameters
@@ -485,7 +484,7 @@ def send(
 
 
 @kernel
-def take(moves: Matrix, used: Flags, room: Times, cost: SendCost) -> bool:
+def take(moves: Matrix, used: Flags, room: Floats, cost: SendCost) -> bool:
     """Make the moves for which ports have time, in order; return whether some remain.
 
     Parameters
@@ -526,7 +525,7 @@ def pipelined(
     queues: tuple[Numbers, Matrix],
     stage: tuple[Numbers, Matrix],
     mixing: tuple[int, int],
-    inter_s: Times,
+    inter_s: Floats,
     own: Blocks,
     cost: SendCost,
 ) -> tuple[float, float]:
