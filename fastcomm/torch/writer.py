@@ -1,4 +1,4 @@
-"""The process that writes and measures the recording of a rank: ``-m fastcomm.torch.writer``.
+"""The process that writes and measures the recording of a rank, which `handler` starts.
 
 It reads a `RankRecording` as JSON from standard input. The trace appears under its name when it
 is whole; then the rank is measured; and rank 0 waits for the others and reports.
@@ -28,13 +28,10 @@ from fastcomm.watch.windows import ProfiledWindow
 _LEVEL = 1  # of compression: traces are large, and their text repeats itself
 _BLOCK = 1 << 20
 _TAIL = 64  # bytes at the end of a file, to tell whether it is whole
-_LOWEST = 19
 
 
 def main() -> None:
     """Write the recording on standard input; an error is a line, and exit code 1."""
-    with suppress(OSError):
-        os.nice(_LOWEST)
     recording = RankRecording(**json.load(sys.stdin))
     window = ProfiledWindow(folder=recording.folder, step=recording.step)
     errors, has_steps = [], True
@@ -182,7 +179,3 @@ def _report(recording: RankRecording, window: ProfiledWindow) -> None:
     arguments = reading_arguments(reading)
     write_page(run_page(metrics, [str(window.folder)], options=arguments), page)
     say(console, f"fastcomm: the page of this window: {escape(str(page))}")
-
-
-if __name__ == "__main__":
-    main()

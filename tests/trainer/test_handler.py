@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from builders.fake_profiler import FakeProfiler
@@ -323,6 +324,18 @@ def test_a_fork_neither_writes_nor_waits_for_windows_of_its_parent(traces, tmp_p
     assert (done.returncode, done.stderr) == (0, "")
     steps = sorted(window.step for window in windows_below(tmp_path))
     assert steps == [5, 7]
+
+
+def test_the_writer_has_the_lowest_priority_before_it_imports_anything():
+    first, _, _ = handler._WRITER.partition("from fastcomm")
+    code = f"{first}import sys; print(os.nice(0), 'fastcomm' in sys.modules)"
+    group = "; print(open('/proc/self/autogroup').read().split()[-1])"
+    has_groups = Path("/proc/self/autogroup").exists()
+    output = subprocess.run(
+        [sys.executable, "-c", code + group * has_groups],
+        capture_output=True, text=True, check=True, start_new_session=True,
+    ).stdout  # fmt: skip
+    assert output.split() == ["19", "False", *["19"] * has_groups]
 
 
 def test_the_handler_imports_neither_pytorch_nor_what_measures():
