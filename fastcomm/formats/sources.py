@@ -20,6 +20,7 @@ from fastcomm.formats.config import Config
 from fastcomm.trace.run import MOST_RANKS, WITH_HOST, Content, SkippedRank, Source
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import SMALL, Trace
+from fastcomm.units import percent
 from fastcomm_kernels.arrays import Flags, Ints
 
 # The patterns of names below, for messages; N is the rank.
@@ -268,19 +269,28 @@ def check_count(number: int, path: Path, name: str) -> None:
 def busy(device: Ints, duration: Ints, count: int) -> Ints:
     """Return the devices that are ranks, of `count` devices.
 
-    Those with less than `SMALL` of the time of kernels are none: a process may touch a device
-    that it does not use.
+    Those with less than `SMALL` of the work of the busiest are none: a process may touch a
+    device that it does not use.
 
     Parameters
     ----------
     device, duration
-        Number of the device of each kernel, below `count`, and its time in ns.
+        Number of the device of each kernel or copy, below `count`, and its time in ns.
     count
         Number of devices.
 
     """
     times = np.bincount(device, duration, count)
-    return np.flatnonzero(times >= SMALL * times.sum())
+    return np.flatnonzero(times >= SMALL * times.max(initial=0.0))
+
+
+def unused(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the warning about devices that are no ranks; empty without one."""
+    text = (
+        f"{', '.join(names)}: less than {percent(SMALL)} of the work of the busiest device, "
+        "and no rank; its work is left out"
+    )
+    return (text,) if names else ()
 
 
 def is_for_others(

@@ -1,8 +1,9 @@
 """Find the ranks of a file whose process drives several devices, or that merges ranks' traces.
 
-A rank is a device of a process that has kernels. The host's work is shared by the devices that
-its process drives. Tools that merge traces put a label before the numbers of processes, such as
-"[TP01] 0", or change the numbers; devices may have equal numbers then.
+A rank is a device of a process that has kernels, and at least 1 % of the work of the busiest.
+The work of the host is shared by the devices that its process drives. Tools that merge traces
+put a label before the numbers of processes, such as "[TP01] 0", or change the numbers; devices
+may have equal numbers then.
 """
 
 import os
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
 from fastcomm.formats.kineto.chrome import Scanned, Selection
-from fastcomm.formats.sources import CHANGED, busy, is_for_others
+from fastcomm.formats.sources import CHANGED, busy, is_for_others, unused
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.json_events import TEXT_LANE
 
 # Kinds of events on a device; waits are if they have one.
 DEVICE_EVENTS = ("kernel", "memcpy", "memset", "gpu_annotation", "host_work", "host_node")
+_COPIES = [KIND["memcpy"], KIND["memset"]]
 _ON_DEVICE = np.isin(KINDS, DEVICE_EVENTS)  # by kind
 _LABEL = re.compile(r"\[[^\]]{1,80}\](?= )")
 _DIGITS = re.compile(r"[0-9]{1,7}")
@@ -45,6 +47,7 @@ class ProcessDevice:
     # as on several hosts; and whether all work is told apart then.
     is_shared: bool = False
     is_told: bool = True
+    is_rank: bool = True  # whether it has so much work that it is one
 
     @property
     def is_merged(self) -> bool:
@@ -74,7 +77,10 @@ def is_on_device(columns: Mapping[str, NDArray[Any]]) -> Flags:
 
 
 def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
-    """Return the devices of a file that are ranks of their own; empty if there are no two."""
+    """Return the devices of a file that has several; empty for others.
+
+    Those that are no ranks are the last ones.
+    """
     columns = scanned.columns
     rows = np.flatnonzero(columns["kind"] == KIND["kernel"])
     process, number = columns["process"][rows], _numbers(columns)[rows]
@@ -84,9 +90,9 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
         return ()
     lanes, first_row, index = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     index = index.reshape(-1)
-    duration = (columns["stop"] - columns["start"])[rows].clip(0)
-    chosen = busy(index, duration, lanes.shape[1])
-    chosen = chosen[np.argsort(first_row[chosen])]
+    chosen = _busy(columns, rows, index, lanes)
+    order = [*chosen[np.argsort(first_row[chosen])].tolist()]
+    order += [n for n in range(lanes.shape[1]) if n not in order]
     hosts = _Hosts(scanned)
     if unclear := [n for n in chosen.tolist() if lanes[2, n] == _UNCLEAR]:
         name, own = _text(int(lanes[0, unclear[0]]), scanned.texts), int(lanes[1, unclear[0]])
@@ -95,10 +101,10 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
             for host, calls in hosts.calls.items()
             if len(calls)
         )
-    if len(chosen) < 2 or (np.abs(lanes[1]) >= _LARGEST).any():  # noqa: PLR2004
+    if lanes.shape[1] < 2 or (np.abs(lanes[1]) >= _LARGEST).any():  # noqa: PLR2004
         return ()
     devices = []
-    for n in chosen.tolist():
+    for n in order:
         name, own = _text(int(lanes[0, n]), scanned.texts), int(lanes[2, n])
         device = ProcessDevice(
             process=name,
@@ -107,12 +113,33 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
             if own == NULL
             else (_text(own, scanned.texts),),
             is_shared=own != NULL,
+            is_rank=n in chosen,
         )
         devices.append(device)
     first = {device.hosts: n for n, device in reversed([*enumerate(devices)])}
-    return tuple(
-        sorted(devices, key=lambda device: (device.label, first[device.hosts], device.number))
-    )
+
+    def place(device: ProcessDevice) -> tuple[Any, ...]:
+        return not device.is_rank, device.label, first[device.hosts], device.number
+
+    return tuple(sorted(devices, key=place))
+
+
+def _busy(columns: Mapping[str, NDArray[Any]], kernels: Ints, lane: Ints, lanes: Ints) -> Ints:
+    """Return the lanes that are ranks.
+
+    `lanes` are columns of process, device and launcher; `lane` is that of each of the rows of
+    `kernels`. Copies count for lanes that their process and device tell.
+    """
+    copies = np.flatnonzero(np.isin(columns["kind"], _COPIES))
+    process, number = columns["process"][copies], _numbers(columns)[copies]
+    rows, of = [kernels], [lane]
+    for n in np.flatnonzero(lanes[2] == NULL).tolist():
+        own = copies[(process == lanes[0, n]) & (number == lanes[1, n])]
+        rows.append(own)
+        of.append(np.full(len(own), n))
+    every = np.concatenate(rows)
+    duration = (columns["stop"] - columns["start"])[every].clip(0)
+    return busy(np.concatenate(of), duration, lanes.shape[1])
 
 
 def _launchers(scanned: Scanned, rows: Ints) -> Ints:
@@ -184,11 +211,13 @@ def _have_calls(columns: Mapping[str, NDArray[Any]], calls: Ints, rows: Ints) ->
 
 
 def ranks_of(devices: Sequence[ProcessDevice]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the rank of each device, and warnings.
+    """Return the rank of each device that is one, and warnings.
 
     Labels in which one number differs, such as "[TP01-PP00]", state ranks; others are numbered
     in order.
     """
+    others = unused([str(device) for device in devices if not device.is_rank])
+    devices = [device for device in devices if device.is_rank]
     names = ", ".join(map(str, devices))
     ranks = _stated_ranks([device.label for device in devices])
     if ranks:
@@ -204,7 +233,7 @@ def ranks_of(devices: Sequence[ProcessDevice]) -> tuple[tuple[int, ...], tuple[s
         f"which process launched the work of {', '.join(unknown)} is not recorded, so that "
         "nothing of the host is known: neither marks of steps nor causes of idle time"
     )
-    return ranks, (text, lacking) if unknown else (text,)
+    return ranks, (text, lacking, *others) if unknown else (text, *others)
 
 
 def _stated_ranks(labels: Sequence[str]) -> tuple[int, ...]:
@@ -243,6 +272,22 @@ def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
             key: value for key, value in scanned.envelope.items() if key != "distributedInfo"
         },
     )
+
+
+def of_one_rank(scanned: Scanned) -> tuple[Scanned, tuple[ProcessDevice, ...], tuple[str, ...]]:
+    """Return the events of the only device that is a rank, and a note about others.
+
+    If several are, return all events and these devices instead.
+    """
+    every = devices_of(scanned)
+    devices = tuple(device for device in every if device.is_rank)
+    if len(devices) != 1 or not devices[0].is_told:
+        return scanned, devices, ()
+    (device,) = devices
+    names = (_text(code, scanned.texts) for code in np.unique(scanned.columns["process"]))
+    device = replace(device, hosts=device.hosts or tuple(names))
+    notes = unused([str(one) for one in every if not one.is_rank])
+    return part_of(scanned, device), (), notes
 
 
 def _siblings(names: Mapping[int, str], device: ProcessDevice) -> list[int]:
@@ -312,7 +357,7 @@ _last: dict[tuple[Any, ...], tuple[tuple[Scanned, Any], int]] = {}
 def peek(
     path: Path, selection: Selection, *, scan: Scan, **options: Any
 ) -> tuple[ProcessDevice, ...]:
-    """Return the devices of a file that are ranks of their own; empty if there are no two.
+    """Return the devices of a file that has several, as `devices_of`; empty for others.
 
     The file is scanned, and `scan_again` returns the result for each of its ranks. Empty if the
     file cannot be read: reading a rank of it reports the error. Raises `TraceFileError` if the
@@ -329,7 +374,7 @@ def peek(
     devices = devices_of(result[0])
     if not all(device.is_told for device in devices):
         devices = ()  # reading the file reports it
-    _last[key] = result, max(1, len(devices))
+    _last[key] = result, max(1, sum(device.is_rank for device in devices))
     return devices
 
 

@@ -29,8 +29,8 @@ from fastcomm.formats.kineto.chrome import Scanned, Selection
 from fastcomm.formats.kineto.collectives import find_collectives, groups_of_rank
 from fastcomm.formats.kineto.devices import (
     ProcessDevice,
-    devices_of,
     is_on_device,
+    of_one_rank,
     part_of,
     peek,
     scan_again,
@@ -116,10 +116,10 @@ def read(
 
     """
     try:
-        scanned, unknown_work, is_host_run = _scan(path, options, assigned, device, encoding)
+        content = _scan(path, options, assigned, device, encoding)
     except ConfigError as error:
         raise TraceFileError(f"{path}: {error}") from error
-    devices = () if is_host_run or device is not None else devices_of(scanned)
+    scanned, is_host_run = content.scanned, content.is_host_run
     info = distributed_info(scanned)
     own, world = _stated(path, info, rank)
     events, lanes, origin, notes = events_of(scanned)
@@ -135,12 +135,12 @@ def read(
             is_truncated=scanned.is_truncated,
         )
         missing, notes = (key,), [*notes, reason]
-    elif devices:
-        missing, notes = ("devices",), [*notes, _several(devices)]
+    elif content.devices:
+        missing, notes = ("devices",), [*notes, _several(content.devices)]
     elif merged := _merged(events):
         missing, notes = ("devices",), [*notes, merged]
-    elif unknown_work.events:
-        missing, reason = explain_unknown_work(unknown_work, encoding.work_categories(path))
+    elif content.unknown.events:
+        missing, reason = explain_unknown_work(content.unknown, encoding.work_categories(path))
         notes = [*notes, reason]
     collectives = find_collectives(events, groups_of_rank(info), options.patterns)
     meta = Meta(
@@ -150,7 +150,7 @@ def read(
         path=str(path),
         base=origin[0],
         clock=origin[1],
-        warnings=(*scanned.warnings, *notes),
+        warnings=(*scanned.warnings, *content.notes, *notes),
         missing_data=missing,
         is_truncated=scanned.is_truncated,
         is_host_run=is_host_run,
@@ -160,19 +160,27 @@ def read(
     return assemble(events, lanes, collectives, options, meta)
 
 
+class _Content(NamedTuple):
+    """What a file has of a rank."""
+
+    scanned: Scanned
+    unknown: UnknownWork  # work of unknown kind
+    is_host_run: bool
+    devices: tuple[ProcessDevice, ...]  # several ranks that the file has instead
+    notes: tuple[str, ...]  # on devices that are none
+
+
 def _scan(
     path: Path,
     options: TraceOptions,
     assigned: Assigned | None,
     device: ProcessDevice | None,
     encoding: Encoding,
-) -> tuple[Scanned, UnknownWork, bool]:
+) -> _Content:
     """Read the columns of a rank's file that the options select.
 
     A run without an accelerator needs other events, and its work is returned as that of a
     device. `assigned` are the groups of its collectives, if they were determined across ranks.
-
-    Returns the columns, the work of unknown kind, and whether it is such a run.
     """
     # Only ranks of such runs are compared before they are read.
     selection = _selection(options, on_host=assigned is not None)
@@ -184,18 +192,23 @@ def _scan(
     on_host = is_host_run(scanned)
     if (needed := _selection(options, on_host=on_host)) is not selection:
         scanned, unknown_work = find(needed)
+    devices: tuple[ProcessDevice, ...] = ()
+    notes: tuple[str, ...] = ()
     if device is not None:
         scanned = part_of(scanned, device)
+    elif not on_host:
+        scanned, devices, notes = of_one_rank(scanned)
     if on_host:
         scanned = as_device(scanned, assigned, with_waits=options.whole)
     else:
         scanned = with_host_collectives(scanned)
-    return scanned, unknown_work, on_host
+    return _Content(scanned, unknown_work, on_host, devices, notes)
 
 
 def find_devices(path: Path, options: TraceOptions) -> tuple[ProcessDevice, ...]:
-    """Return the devices of a file that are ranks of their own; empty if there are no two."""
-    return peek(path, METRICS, scan=scan, **_scan_options(options))
+    """Return the devices of a file, as `devices_of`; empty if no two of them are ranks."""
+    devices = peek(path, METRICS, scan=scan, **_scan_options(options))
+    return devices if sum(device.is_rank for device in devices) > 1 else ()
 
 
 def _scan_options(options: TraceOptions) -> dict[str, Any]:

@@ -336,8 +336,8 @@ class Export:
         values = pa.array(owner).unique().to_pylist()
         return {None if value == NULL else value >> schema.THREAD_BITS for value in values}
 
-    def kernel_devices(self) -> dict[int, tuple[int, ...]]:
-        """Return the devices that are ranks, by process (`g >> 24`) that drives several."""
+    def kernel_devices(self) -> dict[int, dict[int, bool]]:
+        """Return whether a device is a rank, by process (`g >> 24`) that drives several."""
         names = (schema.PROCESS_COLUMN[schema.KERNEL], "deviceId")
         if not all(self.has_column(schema.KERNEL, name) for name in names):
             return {}
@@ -351,12 +351,24 @@ class Export:
         several = {process for process, _ in places if sum(p == process for p, _ in places) > 1}
         return {process: self._busy_devices(process) for process in sorted(several)}
 
-    def _busy_devices(self, process: int) -> tuple[int, ...]:
-        """Return the devices of a process that are ranks."""
-        rows = self.rows(schema.KERNEL, ("deviceId", "start", "end"), process=process)
-        devices, index = np.unique(rows["deviceId"], return_inverse=True)
-        used = devices[busy(index, rows["end"] - rows["start"], len(devices))]
-        return tuple(used[used != NULL].tolist())
+    def _busy_devices(self, process: int) -> dict[int, bool]:
+        """Return which devices with kernels of a process are ranks."""
+        names = ("deviceId", "start", "end")
+        of_kernels, *copies = (
+            self.rows(table, names, process=process)
+            for table in (schema.KERNEL, schema.MEMCPY, schema.MEMSET)
+            if all(self.has_column(table, name) for name in names)
+        )
+        devices = np.unique(of_kernels["deviceId"])
+        every = {
+            name: np.concatenate([t[name] for t in (of_kernels, *copies)]) for name in names
+        }
+        is_told = np.isin(every["deviceId"], devices)
+        index = np.searchsorted(devices, every["deviceId"][is_told])
+        used = busy(index, (every["end"] - every["start"])[is_told], len(devices))
+        return {
+            device: n in used for n, device in enumerate(devices.tolist()) if device != NULL
+        }
 
     def strings(self, ids: Ints) -> dict[int, str]:
         """Return texts of the table of strings by id.

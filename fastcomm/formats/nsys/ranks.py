@@ -24,7 +24,7 @@ from fastcomm.formats.nsys.events import read_creations, read_events, set_aside_
 from fastcomm.formats.nsys.export import Export
 from fastcomm.formats.nsys.nvtx import read_nccl, read_ranges
 from fastcomm.formats.nsys.report import Report, read_report
-from fastcomm.formats.sources import RankReader, RankSources, rank_from_name
+from fastcomm.formats.sources import RankReader, RankSources, rank_from_name, unused
 from fastcomm.trace.run import Source, ranges
 from fastcomm.trace.trace import SMALL, Meta, Trace
 from fastcomm_kernels import matching
@@ -118,7 +118,7 @@ class _Peek:
     report: Report
     records: dict[int, CommunicatorRecords]  # by process
     mpi: dict[int, int]  # MPI rank by process
-    devices: dict[int, tuple[int, ...]]  # by process that drives several
+    devices: dict[int, dict[int, bool]]  # by process that drives several; whether it is a rank
     operations: int  # number of NCCL ranges that move data
     sizes: int  # number of NCCL ranges with a size
 
@@ -244,7 +244,8 @@ class _Place(NamedTuple):
 def _members(peek: _Peek) -> Iterator[_Place]:
     """Yield the ranks in a report."""
     for process in peek.report.processes:
-        for device in peek.devices.get(process, (None,)):
+        devices = peek.devices.get(process, {None: True})
+        for device in (device for device, is_rank in devices.items() if is_rank):
             yield _Place(peek, process, device)
 
 
@@ -364,7 +365,15 @@ def _notes(
     rank_of: Mapping[int, int],
     joined: Mapping[int, Mapping[int, communicators.Communicator]],
 ) -> Iterator[str]:
-    """Yield warnings about reports without payloads and communicators without members."""
+    """Yield warnings about unused devices, missing payloads, and members that are unknown."""
+    for peek in peeks:
+        names = [
+            f"GPU {device} of process {schema.process_of(process)}"
+            for process, devices in peek.devices.items()
+            for device, is_rank in devices.items()
+            if not is_rank
+        ]
+        yield from (f"{peek.report.path}: {text}" for text in unused(names))
     without_sizes = [peek for peek in peeks if peek.operations and not peek.sizes]
     if without_sizes:
         first, *others = without_sizes

@@ -29,7 +29,7 @@ def job(*shares, steps=4, length=1000):
         begin = step * length
         events.append(k.mark(f"ProfilerStep#{step}", begin, length))
         for device, share in enumerate(shares):
-            correlation = 10 * step + device + 1
+            correlation = max(10, len(shares)) * step + device + 1
             ts = begin + 10 + device
             events += launched(device, ts, share * length, correlation)
     return events
@@ -91,10 +91,42 @@ def test_all_commands_count_each_device(one, each, command):
     assert lengths[0] == lengths[1]
 
 
-def test_a_device_that_is_hardly_used_is_no_rank(tmp_path):
-    found = measured(k.write(tmp_path / "one.json", job(0.001, 0.5), world=1))
+@pytest.mark.parametrize("name", ["one.json", "rank0.json"])
+def test_a_device_that_is_hardly_used_is_no_rank(tmp_path, name):
+    events = job(0.004, 0.5)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    path = k.write(folder / name, events, rank=0, world=1)
+    alone = k.write(tmp_path / "rank0.json", of_device(events, 1), rank=0, world=1)
+    found, expected = measured(path), measured(alone)
     assert found["ranks"] == [0]
-    assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.5, abs=0.002)
+    assert found["breakdown"] == expected["breakdown"]
+    (said,) = [text for text in found["warnings"] if "the busiest device" in text]
+    assert "GPU 0 of process 100: less than 1.0 % of the work" in said
+    # Beside another file, too.
+    path.unlink()
+    k.write(folder / "rank0.json", events, rank=0, world=2)
+    k.write(folder / "rank1.json", of_device(events, 1), rank=1, world=2)
+    both = measured(folder)
+    assert both["breakdown"]["exact"] == pytest.approx(expected["breakdown"]["exact"])
+
+
+def test_each_of_many_devices_is_a_rank(tmp_path):
+    found = measured(k.write(tmp_path / "one.json", job(*[0.004] * 120), world=1))
+    assert found["ranks"] == [*range(120)]
+    assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.004)
+
+
+def test_copies_count_as_work_of_a_device(tmp_path):
+    copies = [
+        {
+            **k.kernel("Memcpy PtoP (Device -> Device)", step * 1000 + 500, 300, device=1),
+            "cat": "gpu_memcpy", "pid": 1,
+        }
+        for step in range(4)
+    ]  # fmt: skip
+    found = measured(k.write(tmp_path / "one.json", [*job(0.5, 0.004), *copies], world=1))
+    assert found["ranks"] == [0, 1]
 
 
 def test_among_other_files_times_of_a_process_with_several_devices_are_unknown(tmp_path):

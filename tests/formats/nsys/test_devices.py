@@ -103,6 +103,10 @@ def test_a_device_that_is_hardly_used_is_no_rank(reports, tmp_path):
             "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE deviceId = 1 AND start >"
             " (SELECT min(start) FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE deviceId = 1)"
         )
+        database.execute("DELETE FROM CUPTI_ACTIVITY_KIND_MEMCPY WHERE deviceId = 1")
         database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = start WHERE deviceId = 1")
         database.commit()
-    assert measured(path)["ranks"] == [0]
+    document = measured(path)
+    assert document["ranks"] == [0]
+    (said,) = [text for text in document["warnings"] if "the busiest device" in text]
+    assert re.search(r"GPU 1 of process \d+: less than 1.0 %", said)
