@@ -9,7 +9,7 @@ def invoke(*words, code=0):
     """Run a command; its exit code is `code`, or one of these."""
     result = CliRunner().invoke(main, [str(word) for word in words])
     codes = code if isinstance(code, set) else {code}
-    assert result.exit_code in codes, result.output + result.stderr
+    assert result.exit_code in codes, f"{result.output}{result.stderr}{result.exception!r}"
     return result
 
 
