@@ -266,22 +266,25 @@ def check_count(number: int, path: Path, name: str) -> None:
         )
 
 
-def busy(device: Ints, duration: Ints, count: int) -> Ints:
-    """Return the devices that are ranks, of `count` devices.
+def busy(device: Ints, duration: Ints, owners: Sequence[object]) -> Ints:
+    """Return the devices that are ranks.
 
-    Those with less than `SMALL` of the work of the busiest are none: a process may touch a
-    device that it does not use.
+    Those with less than `SMALL` of the work of their owner's busiest are none: a process may
+    touch a device that it does not use.
 
     Parameters
     ----------
     device, duration
-        Number of the device of each kernel or copy, below `count`, and its time in ns.
-    count
-        Number of devices.
+        Number of the device of each kernel or copy, and its time in ns.
+    owners
+        What drives each device, such as a process.
 
     """
-    times = np.bincount(device, duration, count)
-    return np.flatnonzero(times >= SMALL * times.max(initial=0.0))
+    times = np.bincount(device, duration, len(owners))
+    _, owner = np.unique(np.array([*map(str, owners)]), return_inverse=True)
+    most = np.zeros(len(owners))
+    np.maximum.at(most, owner, times)
+    return np.flatnonzero(times >= SMALL * most[owner])
 
 
 def unused(names: Sequence[str]) -> tuple[str, ...]:

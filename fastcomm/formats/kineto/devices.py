@@ -90,7 +90,7 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
         return ()
     lanes, first_row, index = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     index = index.reshape(-1)
-    chosen = _busy(columns, rows, index, lanes)
+    chosen = _busy(scanned, rows, index, lanes)
     order = [*chosen[np.argsort(first_row[chosen])].tolist()]
     order += [n for n in range(lanes.shape[1]) if n not in order]
     hosts = _Hosts(scanned)
@@ -124,12 +124,13 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
     return tuple(sorted(devices, key=place))
 
 
-def _busy(columns: Mapping[str, NDArray[Any]], kernels: Ints, lane: Ints, lanes: Ints) -> Ints:
-    """Return the lanes that are ranks.
+def _busy(scanned: Scanned, kernels: Ints, lane: Ints, lanes: Ints) -> Ints:
+    """Return the lanes that are ranks, of those with one label or without.
 
     `lanes` are columns of process, device and launcher; `lane` is that of each of the rows of
     `kernels`. Copies count for lanes that their process and device tell.
     """
+    columns = scanned.columns
     copies = np.flatnonzero(np.isin(columns["kind"], _COPIES))
     process, number = columns["process"][copies], _numbers(columns)[copies]
     rows, of = [kernels], [lane]
@@ -139,7 +140,8 @@ def _busy(columns: Mapping[str, NDArray[Any]], kernels: Ints, lane: Ints, lanes:
         of.append(np.full(len(own), n))
     every = np.concatenate(rows)
     duration = (columns["stop"] - columns["start"])[every].clip(0)
-    return busy(np.concatenate(of), duration, lanes.shape[1])
+    labels = [_label(_text(code, scanned.texts)) for code in lanes[0].tolist()]
+    return busy(np.concatenate(of), duration, labels)
 
 
 def _launchers(scanned: Scanned, rows: Ints) -> Ints:

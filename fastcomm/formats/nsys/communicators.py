@@ -96,6 +96,8 @@ def global_ranks(records: Mapping[int, CommunicatorRecords]) -> dict[int, int] |
         Rank by number of the process; None if no such communicator tells all ranks.
 
     """
+    if not records:
+        return None
     everywhere = frozenset.intersection(
         *(frozenset(record.memberships) for record in records.values())
     )

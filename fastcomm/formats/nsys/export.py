@@ -365,7 +365,7 @@ class Export:
         }
         is_told = np.isin(every["deviceId"], devices)
         index = np.searchsorted(devices, every["deviceId"][is_told])
-        used = busy(index, (every["end"] - every["start"])[is_told], len(devices))
+        used = busy(index, (every["end"] - every["start"])[is_told], [process] * len(devices))
         return {
             device: n in used for n, device in enumerate(devices.tolist()) if device != NULL
         }

@@ -117,6 +117,20 @@ def test_each_of_many_devices_is_a_rank(tmp_path):
     assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.004)
 
 
+def test_a_labeled_rank_is_one_whatever_its_work(tmp_path):
+    events = []
+    for rank, share in enumerate((0.5, 0.004)):
+        for event in of_device(job(share), 0):
+            args = {
+                name: value + 100 * rank if name == "correlation" else value
+                for name, value in event["args"].items()
+            }
+            events.append({**event, "pid": f"[TP0{rank}] {event['pid']}", "args": args})
+    found = measured(k.write(tmp_path / "merged.json", events))
+    assert found["ranks"] == [0, 1]
+    assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.252)
+
+
 def test_copies_count_as_work_of_a_device(tmp_path):
     copies = [
         {
