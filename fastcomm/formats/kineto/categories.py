@@ -293,16 +293,16 @@ def _join_by_external_id(columns: dict[str, npt.NDArray[Any]]) -> None:
     """Set the correlation of calls and device work to their common id, if none has any.
 
     ROCm builds of 2024 write no correlation. There an "External id" joins a call with its work,
-    as the flow events between them do.
+    as the flow events between them do. Ids of 0 and less join nothing: writers mean none.
     """
     correlation, external = columns["correlation"], columns["External id"]
-    if correlation.max(initial=NULL) > 0:
-        return
     kind = columns["kind"]
     calls, work = kind == KIND["runtime"], np.isin(kind, (*_WORK, _BY_NAME))
-    common = np.intersect1d(external[calls], external[work])
-    if (common != NULL).any():
-        correlation[calls | work] = external[calls | work]
+    if correlation.max(initial=NULL) <= 0:
+        common = np.intersect1d(external[calls], external[work])
+        if common.max(initial=NULL) > 0:
+            correlation[calls | work] = external[calls | work]
+    correlation[(calls | work) & (correlation <= 0)] = NULL
 
 
 def _restore_streams(scanned: Scanned) -> None:

@@ -98,3 +98,21 @@ def test_without_calls_no_launch_is_recorded(tmp_path):
     path = k.write(tmp_path / "rank0.json", rows)
     texts = " ".join(json.loads(invoke("metrics", path, "--json").stdout)["warnings"])
     assert "no launch of device work is recorded" in texts
+
+
+@pytest.mark.parametrize("name", ["correlation", "External id"])
+@pytest.mark.parametrize("number", [0, -1])
+def test_numbers_that_stand_for_none_join_nothing(tmp_path, name, number):
+    rows, _ = job(None)
+    plain = [renamed(row, None) for row in rows]
+    numbered = [
+        {**row, "args": {**row["args"], name: number}}
+        if row["cat"] in ("kernel", "cuda_runtime")
+        else row
+        for row in plain
+    ]
+    found, expected = (
+        read(tmp_path / f"{n}.json", events) for n, events in enumerate((numbered, plain))
+    )
+    assert found.iterations.equals(expected.iterations)
+    assert found.events["correlation"].null_count == found.events.num_rows
