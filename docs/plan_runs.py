@@ -110,8 +110,9 @@ How far are predictions of `fastcomm plan`, `plan price` and `plan evaluate` fro
 This page is for readers who plan a cluster by them. `docs/plan_runs.py` compares {number}
 published runs, whose tables are not part of fastcomm, with predictions in tokens/s/GPU. Runs
 that their sources call unclear, traced, tests or regressions do not count. One row (r326)
-divides experts over 64 ranks where a pipeline stage has 32, which Megatron refuses: it is
-priced all the same.
+divides experts over 64 ranks where a pipeline stage has 32, and six of 2025 (r422 to r424, r501
+to r503) have CUDA graphs, of a step as far as their source tells, though token counts stop the
+host. Megatron refuses both today: they are priced all the same.
 
 GPUs marked "not measured" are priced by kernels of a similar one.
 

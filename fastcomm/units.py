@@ -142,7 +142,13 @@ _TIMES = tuple((float(size), unit) for unit, size in reversed(TIME_UNITS.items()
 _SIZES = ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
 _BINARY_SIZES = ((1.0, "B"), *((float(_BINARY[k]), k[0].upper() + "iB") for k in _BINARY))
 _CONTEXT = Context(prec=400, rounding=ROUND_HALF_UP)
-_IRREGULAR = {"is": "are", "has": "have", "needs": "need", "lacks": "lack"}
+_IRREGULAR = {
+    "is": "are",
+    "has": "have",
+    "needs": "need",
+    "lacks": "lack",
+    "strategy": "strategies",
+}
 _HISSING = ("s", "x", "z", "ch", "sh")
 
 

@@ -97,7 +97,7 @@ def run(*, options: PlanOptions, showing: LaunchOptions, files: ResultFiles) -> 
     Kernels and links are those measured on the GPU. --model, --world-size and --global-batch
     are required.
     """
-    from fastcomm.planning import launch, tables
+    from fastcomm.planning import tables
     from fastcomm.planning.search import search_plans
 
     warn(decimal_units(options, _TOKENS))
@@ -108,7 +108,8 @@ def run(*, options: PlanOptions, showing: LaunchOptions, files: ResultFiles) -> 
             print_json(result)
         raise FastcommError(result.nearest())
     if showing.launch is not None:
-        result = replace(result, launch=launch.launch(showing.launch, result.plans[0].plan))
+        result = result.launched(showing.launch)
+        warn(result.passed_over())
     place = showing.explain
     if place is not None and place > len(result.layouts):
         raise invalid("--explain", str(place), f"1 to {len(result.layouts)}, the layouts")

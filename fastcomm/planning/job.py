@@ -19,7 +19,7 @@ from fastcomm.isp.question import memory_limit
 from fastcomm.models import Model
 from fastcomm.models import load as load_model
 from fastcomm.planning.options import JobOptions
-from fastcomm.planning.trainers import DEFAULT, TRAINERS, Trainer
+from fastcomm.planning.trainers import DEFAULT, DISPATCHES, TRAINERS, Trainer
 from fastcomm.units import parse_quantity
 
 # Also all but the products of query, key, value and attention's output, as MaxText can.
@@ -44,7 +44,6 @@ RECIPES = {
     "mxfp8": "fp8_block",
 }
 UNKNOWN = "unknown"
-DISPATCHES = ("alltoall", "deepep", "hybridep")
 _WAYS = ("overlapped", "capacity")  # with another micro-batch; padded, without dropless sizes
 GRADIENTS = {"bf16": 2, "fp32": 4}  # bytes of an accumulated gradient
 MOMENTS = {"fp32": 8, "bf16": 4}  # bytes of the optimizer's two moments of a parameter
@@ -235,6 +234,7 @@ class Plan:
         self._check_batch()
         self._check_shape()
         self._check_switches()
+        self._check_graphs()
         self._check_experts()
         self._check_sharding()
 
@@ -283,15 +283,16 @@ class Plan:
         """Raise `ConfigError` for a switch without what it takes."""
         is_fp8 = RECIPES[self.precision] != "bf16"
         graphs, is_latent = self.graph_parts, self.model.latent is not None
-        router = "moe_router"
+        experts, rules = self.model.experts, self.trainer_rules
+        router, has_mlp = "moe_router", experts is None or experts.dense_layers > 0
+        is_overlapped = "overlapped" in self.dispatch
         needs = (
             ("fused-experts", self.fused_experts, "precision mxfp8", self.precision == "mxfp8"),
-            (
-                "graphs",
-                bool(graphs),
-                "a trainer with CUDA graphs",
-                self.trainer_rules.has_graphs,
-            ),
+            ("fused-experts", self.fused_experts, "Megatron-Core", rules.has_graphs),
+            ("graphs", bool(graphs), "a trainer with CUDA graphs", rules.has_graphs),
+            ("overlapped dispatch", is_overlapped, "Megatron-Core", rules.has_graphs),
+            ("graph of moe_router", router in graphs, "experts", experts is not None),
+            ("graph of mlp", "mlp" in graphs, "layers without experts", has_mlp),
             ("fp8-attention", self.fp8_attention, "a precision in FP8", is_fp8),
             ("mla_up_proj", "mla_up_proj" in self.modules, "latent attention", is_latent),
             ("moe_preprocess", "moe_preprocess" in graphs, router, router in graphs),
@@ -299,6 +300,29 @@ class Plan:
         for name, is_on, other, is_there in needs:
             if is_on and not is_there:
                 raise ConfigError(f"{name} takes {other}")
+
+    @property
+    def graph_problem(self) -> str:
+        """Why Megatron-Core captures no such graphs; empty if it does.
+
+        Its `TransformerConfig` excludes graphs and recompute of whole layers, and graphs of the
+        router and recompute of the layer of experts. A graph of a step cannot wait for token
+        counts on the host: rows are padded, or HybridEP keeps the counts on the GPU.
+        """
+        graphs = self.graph_parts
+        if graphs and self.recomputed:
+            return "exclude recompute of whole layers"
+        if "moe_router" in graphs and "moe" in self.modules:
+            return "of moe_router exclude recompute of moe"
+        has_counts = not self.is_padded and "hybridep" not in self.dispatch
+        if "full" in graphs and self.model.experts and has_counts:
+            return "of a whole step take hybridep or capacity: token counts stop the host"
+        return ""
+
+    def _check_graphs(self) -> None:
+        """Raise `ConfigError` for CUDA graphs that cannot be captured."""
+        if problem := self.graph_problem:
+            raise ConfigError(f"graphs {self.graphs}: CUDA graphs {problem}")
 
     def _is_partial_recompute(self) -> bool:
         """Whether `recompute` is a number of layers, or names parts of a layer."""
@@ -354,6 +378,9 @@ class Plan:
                 if (value := getattr(self, name)) != default:
                     raise ConfigError(f"{name} {value}: {self.model.name} has no experts")
             return
+        kind = self.dispatch.split()[0]
+        if kind not in self.trainer_rules.dispatches:
+            raise ConfigError(f"dispatch {kind}: {self.trainer_rules.title} has none")
         self._check_divides("ep", experts.number, f"the {experts.number} experts")
         self._check_divides("etp", experts.ffn, f"the width of an expert, {experts.ffn}")
         if self.replica_ranks % (self.ep * self.etp):
@@ -361,7 +388,8 @@ class Plan:
                 f"ep x etp is {self.ep * self.etp}, which does not divide dp x cp x tp, "
                 f"{self.replica_ranks}: the ranks of a pipeline stage"
             )
-        if "overlapped" in more and self.pp > 1 and self.vp == 1 and len(more) == 1:
+        is_dualpipe = any(way.startswith("(") for way in more)
+        if "overlapped" in more and self.pp > 1 and self.vp == 1 and not is_dualpipe:
             raise ConfigError(
                 f"dispatch {self.dispatch} takes virtual stages in a pipeline: vp is 1"
             )

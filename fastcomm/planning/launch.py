@@ -5,13 +5,14 @@ and the strategy, not how it is trained: scores and losses of the router, learni
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from fastcomm.errors import ConfigError
 from fastcomm.models import Model
 from fastcomm.planning.job import GRADIENTS, Plan
+from fastcomm.planning.trainers import DISPATCHES
 
 Arguments = Mapping[str, str]  # values by option; a switch has an empty value
 # Values by option, before they are text: an option without value is left out, True is a switch.
@@ -107,24 +108,69 @@ def launch(name: str, plan: Plan) -> str:
         If the trainer has no arguments for the plan, or cannot run it.
 
     """
-    launcher = _LAUNCHERS[name]
     try:
-        if plan.trainer not in launcher.trainers:
-            raise ConfigError(
-                f"the strategies of {plan.trainer_rules.title} are not {launcher.title}'s; "
-                f"add --trainer {launcher.trainers[0]}"
-            )
-        options = launcher.options(plan)
-        arguments = {
-            option: "" if value is True else str(value)
-            for option, value in options.items()
-            if value
-        }
-        if broken := violations(arguments, launcher.rules):
-            raise ConfigError(f"{broken[0]}; fix another value with --fix")
+        return _arguments(name, plan)
     except ConfigError as error:
         raise ConfigError(f"--launch {name}: {error}") from error
+
+
+def _arguments(trainer: str, plan: Plan) -> str:
+    """Return what `launch` does; errors have only the reason."""
+    launcher = _LAUNCHERS[trainer]
+    if plan.trainer not in launcher.trainers:
+        raise ConfigError(
+            f"the strategies of {plan.trainer_rules.title} are not {launcher.title}'s; "
+            f"add --trainer {launcher.trainers[0]}"
+        )
+    options = launcher.options(plan)
+    arguments = {
+        option: "" if value is True else str(value)
+        for option, value in options.items()
+        if value
+    }
+    if broken := violations(arguments, launcher.rules):
+        raise ConfigError(broken[0])
     return " \\\n".join(f"{option} {value}".rstrip() for option, value in arguments.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRefusal:
+    """Why a trainer takes no arguments for `strategies` faster plans; `plan` is the fastest."""
+
+    plan: Plan
+    strategies: int
+    reason: str
+
+
+def launch_fastest(name: str, plans: Iterable[Plan]) -> tuple[str, list[LaunchRefusal]]:
+    """Return the arguments of the first plan that has some, and why those before have none.
+
+    Parameters
+    ----------
+    name
+        "megatron" or "torchtitan".
+    plans
+        Strategies of one job, the fastest first.
+
+    Raises
+    ------
+    ConfigError
+        If no plan has arguments: the reason of the first.
+
+    """
+    refusals: dict[str, LaunchRefusal] = {}
+    for plan in plans:
+        try:
+            return _arguments(name, plan), list(refusals.values())
+        except ConfigError as error:
+            reason = str(error)
+        first = refusals.get(reason)
+        number = first.strategies + 1 if first else 1
+        refusals[reason] = LaunchRefusal(
+            plan=first.plan if first else plan, strategies=number, reason=reason
+        )
+    reasons = list(refusals)
+    raise ConfigError(f"--launch {name}: {reasons[0] if reasons else 'no strategy fits'}")
 
 
 def _megatron(plan: Plan) -> _Options:
@@ -370,6 +416,7 @@ def _torchtitan(plan: Plan) -> _Options:
     model, shards = plan.model, plan.shards[0]
     family, flavor = _FLAVORS[model.name]
     is_selective = plan.recompute == "selective"
+    backend = plan.dispatch if plan.dispatch != DISPATCHES[0] else None
     return {
         "--model.name": family,
         "--model.flavor": flavor,
@@ -387,6 +434,7 @@ def _torchtitan(plan: Plan) -> _Options:
         * (plan.micro_batches if plan.pp > 1 else 1),
         "--activation_checkpoint.selective_ac_option": 2 if is_selective else None,
         "--parallelism.expert_parallel_degree": plan.ep if model.experts else None,
+        "--parallelism.expert_parallel_comm_backend": backend,
         "--parallelism.expert_tensor_parallel_degree": plan.etp if model.experts else None,
         "--model.converters": _CONVERTERS[plan.precision],
         "--compile.enable": True,
@@ -401,6 +449,8 @@ def _check_torchtitan(plan: Plan) -> None:
         )
     if plan.recompute not in {"none", "selective", "full"}:
         raise ConfigError(f"no recompute {plan.recompute}; fix none, selective or full")
+    if plan.dispatch not in DISPATCHES:
+        raise ConfigError(f"no dispatch {plan.dispatch}; fix one of {', '.join(DISPATCHES)}")
     if plan.shards[0] % plan.cp:
         raise ConfigError(f"cp {plan.cp} does not divide {plan.sharding}")
     if plan.precision not in _CONVERTERS:

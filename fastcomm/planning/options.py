@@ -62,9 +62,8 @@ class PlanOptions(JobOptions):
         is_common=True,
         may_be_empty=False,
     )
-    routing: Literal["forced", "natural"] = option_field(
-        "Routing of tokens to experts: forced (to equal shares), natural.",
-        "forced",
+    routing: Literal["forced", "natural"] | None = option_field(
+        "Routing of tokens to experts: forced (to equal shares), natural. Default: forced.",
         group=SPACE,
         metavar="NAME",
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.clusters import Cluster
 from fastcomm.hardware.gpus import gpu
 from fastcomm.models import Model
 from fastcomm.planning.constants import Constants
@@ -52,8 +53,13 @@ def plan_of(options: PriceOptions, models: Mapping[str, Model]) -> tuple[Plan, s
     """
     cluster = measured_cluster(options)
     plan = with_strategy(job_of(options, cluster, models), options.strategy or "")
+    return plan, note_on(plan, cluster)
+
+
+def note_on(plan: Plan, cluster: Cluster) -> str:
+    """Return what of a plan's hardware is not measured, each sentence once."""
     texts = [text for text in unmeasured(plan) if text not in cluster.note]
-    return plan, "; ".join(filter(None, (*texts, cluster.note)))
+    return "; ".join(filter(None, (*texts, cluster.note)))
 
 
 def strategy_text(plan: Plan) -> str:
@@ -167,14 +173,16 @@ def shortcuts(price: PlanPrice, constants: Constants) -> list[Shortcut]:
     plan = price.plan
     if plan.model.experts is None:
         return []
-    kind = plan.dispatch.split()[0]
+    kind, *ways = plan.dispatch.split()
     changes: dict[str, dict[str, Any]] = {
         "CUDA graphs of attention and router": {"graphs": "attn+moe_router+moe_preprocess"},
         "CUDA graph of the whole step": {"graphs": "full"},
         "half as many experts a rank": {"ep": 2 * plan.ep},
-        "DeepEP as dispatcher": {"dispatch": "deepep"},
-        "HybridEP as dispatcher": {"dispatch": "hybridep"},
-        "exchange under another micro-batch": {"dispatch": f"{kind} overlapped"},
+        "DeepEP as dispatcher": {"dispatch": " ".join(["deepep", *ways])},
+        "HybridEP as dispatcher": {"dispatch": " ".join(["hybridep", *ways])},
+        "exchange under another micro-batch": {
+            "dispatch": " ".join([kind, "overlapped", *(w for w in ways if w != "overlapped")])
+        },
     }
     if plan.precision == "mxfp8":
         changes["fused experts"] = {"fused_experts": True}

@@ -1,10 +1,11 @@
 """Search of the strategies of a trainer: every plan that it could run, ranked by throughput."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.gpus import Gpu, gpu
@@ -12,6 +13,7 @@ from fastcomm.isp.space import divisors
 from fastcomm.planning.constants import Constants
 from fastcomm.planning.expected import equal_steps, expected_error
 from fastcomm.planning.job import (
+    ROUTING,
     Plan,
     job_of,
     measured_cluster,
@@ -20,11 +22,13 @@ from fastcomm.planning.job import (
     virtual_stages,
     with_values,
 )
+from fastcomm.planning.launch import LaunchRefusal, launch_fastest
 from fastcomm.planning.options import PlanOptions
 from fastcomm.planning.price import PlanPrice, price_plan, priced
-from fastcomm.planning.result import PriceResult, summary, unmeasured
+from fastcomm.planning.result import PriceResult, note_on, strategy_text, summary
+from fastcomm.planning.trainers import DEFAULT
 from fastcomm.result import TableResult
-from fastcomm.units import format_gib, format_s
+from fastcomm.units import format_gib, format_s, plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +74,9 @@ class PlanSearch(TableResult):
     constants: Constants
     note: str = ""
     top: int | None = 6  # most layouts of the JSON document
-    launch: str | None = None  # arguments of a trainer for the fastest plan
+    launch: str | None = None  # arguments of a trainer for the fastest plan that has some
+    refusals: tuple[LaunchRefusal, ...] = ()  # why faster plans have none
+    refusal: str = ""  # without candidates: why most layouts are refused
 
     @cached_property
     def layouts(self) -> list[RankedPlan]:
@@ -95,15 +101,32 @@ class PlanSearch(TableResult):
         price = price_plan(self.layouts[place].plan, self.constants)
         return PriceResult(price=price, note=self.note, constants=self.constants)
 
+    def launched(self, name: str) -> Self:
+        """Return the result with the arguments of a trainer for the fastest plan that has some.
+
+        Raises `ConfigError` if none has; `name` is "megatron" or "torchtitan".
+        """
+        arguments, refusals = launch_fastest(name, (row.plan for row in self.plans))
+        return replace(self, launch=arguments, refusals=tuple(refusals))
+
+    def passed_over(self) -> list[str]:
+        """Return why `launch` is not that of the fastest plan, a sentence each."""
+        return [
+            f"{row.strategies} faster {plural(row.strategies, 'strategy')} cannot be "
+            f"launched, first {strategy_text(row.plan)}: {row.reason}"
+            for row in self.refusals
+        ]
+
     def nearest(self) -> str:
         """Explain why no strategy fits, and what would help."""
         if self.least_memory is None:
             job = self.job
-            return (
+            text = (
                 f"no strategy of {job.trainer_rules.title}: no layout divides {job.gpus} GPUs, "
                 f"{job.global_batch} sequences and {job.model.name}; try another "
                 "--global-batch, or fix less"
             )
+            return f"{text}; most are refused: {self.refusal}" if self.refusal else text
         need = format_gib(self.least_memory)
         return f"no strategy fits into memory: the smallest needs {need}"
 
@@ -125,6 +148,7 @@ class PlanSearch(TableResult):
             "layouts": [self._row(price) for price in self.prices(self.top)],
             "note": self.note,
             "launch": self.launch,
+            "passed_over": self.passed_over(),
         }
 
     @staticmethod
@@ -189,16 +213,28 @@ def search_plans(options: PlanOptions) -> PlanSearch:
         job_of(options, cluster, usable=_USABLE),
         trainer=options.trainer,
         precision=_precision(options.precision, gpu(cluster.gpu)),
-        routing=options.routing,
+        routing=options.routing or ROUTING[0],
     )
+    values = _fixed(options)
+    result = rank(job, values, Constants())
+    return replace(result, note=note_on(job, cluster))
+
+
+def _fixed(options: PlanOptions) -> dict[str, str]:
+    """Return the values of `--fix`. Raises `ConfigError` if another option contradicts one."""
     values = strategy_values(options.fix or "", "--fix")
     if "dp" in values:
         raise ConfigError("--fix dp: it follows from the GPUs; fix tp, pp and cp")
-    if values.get("routing", job.routing) != job.routing:
-        raise ConfigError(f"--fix routing: --routing says {job.routing}; drop one of them")
-    result = rank(job, values, Constants())
-    texts = [*unmeasured(job), *filter(None, [cluster.note])]
-    return replace(result, note="; ".join(dict.fromkeys(texts)))
+    trainer = None if options.trainer == DEFAULT else options.trainer
+    options_of = {
+        "trainer": trainer,
+        "precision": options.precision,
+        "routing": options.routing,
+    }
+    for name, value in options_of.items():
+        if value is not None and values.get(name, value) != value:
+            raise ConfigError(f"--fix {name}: --{name} says {value}; drop one of them")
+    return values
 
 
 def _precision(text: str | None, chip: Gpu) -> str:
@@ -278,9 +314,11 @@ def _dispatches(plan: Plan, ep: int) -> list[str]:
         return ["alltoall"]
     # Megatron-Core overlaps two micro-batches of a rank: a pipeline needs virtual stages.
     can_overlap = plan.trainer_rules.has_graphs and (plan.pp == 1 or plan.vp > 1)
-    # HybridEP is made for NVLink domains of many nodes.
-    kind = "hybridep" if plan.domain > _NODE else "deepep"
-    return ["alltoall", kind, *([f"{kind} overlapped"] if can_overlap else [])]
+    # HybridEP is made for NVLink domains of many nodes, and for graphs of a whole step.
+    is_hybrid = plan.domain > _NODE or "full" in plan.graph_parts
+    kinds = ["alltoall", "hybridep" if is_hybrid else "deepep"]
+    able = [kind for kind in kinds if kind in plan.trainer_rules.dispatches]
+    return [*able, *([f"{able[-1]} overlapped"] if can_overlap else [])]
 
 
 def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
@@ -305,9 +343,8 @@ def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
         is_known = layout.trainer != "deepspeed" or layout.pp == 1 or shards == "zero1"
         if is_full and is_known and not rest:
             plan = variant(layout, micro_batch=micro, recompute=recompute, sharding=shards)
-            # Graphs hold no layer that is recomputed as a whole.
-            able = graphs if not plan.recomputed or "graphs" in fixed else graphs[:1]
-            yield from (variant(plan, graphs=parts) if parts else plan for parts in able)
+            tried = (variant(plan, graphs=parts) if parts else plan for parts in graphs)
+            yield from (able for able in tried if not (able.graphs and able.graph_problem))
 
 
 def _graphs(layout: Plan) -> tuple[str, ...]:
@@ -337,13 +374,23 @@ def _recompute(layout: Plan) -> tuple[str, ...]:
 
 def _is_valid(layout: Plan) -> bool:
     """Whether a trainer would run a layout with some micro-batch."""
-    if layout.last_layers < 1:
-        return False
+    return layout.last_layers >= 1 and not _problem(layout)
+
+
+def _problem(layout: Plan) -> str:
+    """Return why no trainer would run a layout; empty if one would."""
     try:
         layout.check()
-    except ConfigError:
-        return False
-    return True
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _usual_problem(job: Plan, fixed: Mapping[str, str]) -> str:
+    """Return why most layouts of a job are refused; empty if none is."""
+    problems = Counter(map(_problem, _layouts(with_values(job, fixed, "--fix"), fixed)))
+    del problems[""]
+    return problems.most_common(1)[0][0] if problems else ""
 
 
 def rank(job: Plan, fixed: Mapping[str, str], constants: Constants) -> PlanSearch:
@@ -376,4 +423,5 @@ def rank(job: Plan, fixed: Mapping[str, str], constants: Constants) -> PlanSearc
         candidates=number,
         least_memory=least,
         constants=constants,
+        refusal="" if number else _usual_problem(job, fixed),
     )

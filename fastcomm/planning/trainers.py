@@ -6,6 +6,8 @@ Megatron-DeepSpeed is fitted to measured runs (docs/plan-runs.md).
 
 from dataclasses import dataclass
 
+DISPATCHES = ("alltoall", "deepep", "hybridep")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
@@ -33,6 +35,7 @@ class Trainer:
     has_graphs: bool = False
     host_factor: float = 1.0  # time of the host to launch a layer, over that of Megatron-Core
     unsupported: tuple[str, ...] = ()  # sizes that are always 1: "tp", "pp", "vp", "cp"
+    dispatches: tuple[str, ...] = DISPATCHES  # kernels that exchange tokens of experts
 
 
 TRAINERS = {
@@ -61,6 +64,7 @@ TRAINERS = {
         has_torch_attention=True,
         selective_layers=0.5,
         unsupported=("tp", "pp", "vp", "cp"),
+        dispatches=DISPATCHES[:1],
     ),
     "fsdp2": Trainer(
         title="PyTorch FSDP2, as in torchtitan",
@@ -78,6 +82,7 @@ TRAINERS = {
         transient=4,
         host_factor=1.55,
         unsupported=("vp", "cp"),
+        dispatches=DISPATCHES[:1],
     ),
 }
 DEFAULT = "megatron"

@@ -30,6 +30,7 @@ from fastcomm.planning.runs import load_runs
 
 QWEN = load("qwen3-30b-a3b")
 DEEPSEEK = load("deepseek-v3")
+LLAMA = load("llama3-8b")
 LAYER = replace(PLAN, model=QWEN, seq_len=4096, ep=8)  # H100, 32768 rows of 16 experts
 RACK = {"domain": 72, "node_bytes_per_s": 3.6e12, "year": 2026.5}
 
@@ -267,6 +268,14 @@ def test_a_strategy_is_printed_as_it_is_read():
         ({"graphs": "moe_preprocess"}, "moe_preprocess takes moe_router"),
         ({"dispatch": "deepep overlapped", "pp": 2, "gpus": 16}, "takes virtual stages"),
         ({"dispatch": "deepep overlapped", "ep": 1}, "takes ep above 1"),
+        ({"dispatch": "deepep overlapped capacity", "pp": 2, "gpus": 16}, "takes virtual"),
+        ({"graphs": "attn", "recompute": "full"}, "exclude recompute of whole layers"),
+        ({"graphs": "full", "recompute": "2"}, "exclude recompute of whole layers"),
+        ({"graphs": "moe_router", "recompute": "moe"}, "exclude recompute of moe"),
+        ({"graphs": "full"}, "take hybridep or capacity"),
+        ({"graphs": "full", "dispatch": "deepep"}, "take hybridep or capacity"),
+        ({"graphs": "attn+mlp"}, "graph of mlp takes layers without experts"),
+        ({"graphs": "moe_router", "model": LLAMA, "ep": 1}, "of moe_router takes experts"),
         ({"dispatch": "deepep overlapped", "recompute": "full"}, "excludes recompute"),
         ({"dispatch": "deepep overlapped", "recompute": "moe"}, "excludes recompute"),
     ],
@@ -354,13 +363,28 @@ def test_an_explanation_has_host_and_gpu_and_what_would_shorten_the_step():
 
 
 def test_what_would_shorten_a_step_fits_if_the_step_does():
-    plan = replace(LAYER, gpu="b200", dispatch="deepep", micro_batch=2)
+    plan = replace(LAYER, gpu="b200", dispatch="hybridep", micro_batch=2)
     price = price_plan(plan, Constants())
     name = "CUDA graph of the whole step"
     assert name in {row.name for row in shortcuts(price, Constants())}
     tight = price_plan(replace(plan, memory=1.01 * price.memory_bytes), Constants())
     assert tight.fits
     assert name not in {row.name for row in shortcuts(tight, Constants())}
+
+
+def test_no_change_is_offered_that_the_trainer_refuses():
+    def names(**change):
+        plan = replace(LAYER, gpu="b200", precision="mxfp8", **change)
+        return {row.name for row in shortcuts(price_plan(plan, Constants()), Constants())}
+
+    parts, step = "CUDA graphs of attention and router", "CUDA graph of the whole step"
+    assert {parts, step} <= names(dispatch="hybridep")
+    assert not {parts, step} & names(dispatch="hybridep", recompute="full")
+    for dispatch in ("alltoall", "deepep", "deepep overlapped"):
+        assert step not in names(dispatch=dispatch)
+    assert step in names(dispatch="alltoall capacity")
+    assert parts not in names(recompute="moe")
+    assert names(trainer="deepspeed") <= {"half as many experts a rank"}
 
 
 def test_launches_on_grace_took_longer_before_the_host_called_less_often():

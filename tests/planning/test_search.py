@@ -14,6 +14,8 @@ from builders.places import DOCS, SCHEMAS
 from jsonschema import Draft202012Validator
 
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.clusters import load as load_cluster
+from fastcomm.hardware.clusters import shipped
 from fastcomm.models import Model, load
 from fastcomm.option_fields import literals
 from fastcomm.planning import launch
@@ -197,6 +199,8 @@ def test_a_batch_counts_sequences():
         (("--fix", "dp=8"), "it follows from the GPUs"),
         (("--fix", "recompute=some"), "invalid recompute 'some'"),
         (("--routing", "natural", "--fix", "routing=forced"), "--routing says natural"),
+        (("--trainer", "nemo", "--fix", "trainer=fsdp2"), "--trainer says nemo"),
+        (("--precision", "fp8", "--fix", "precision=bf16"), "--precision says fp8"),
         (("--fix", "dispatch=some"), "invalid dispatch 'some'"),
         (("--precision", "fp4"), "invalid precision 'fp4'"),
         (("--precision", "mxfp8"), "H100-SXM has no MX formats"),
@@ -219,6 +223,24 @@ def test_an_impossible_search_is_an_error_with_a_suggestion(options, message):
             options = tuple(word for word in options if word not in {name, value})
     code = 1 if message.startswith(("the smallest", "no layout")) else 2
     assert message in " ".join(invoke("plan", *words, *options, code=code).stderr.split())
+
+
+def test_a_value_may_be_fixed_if_no_option_contradicts_it():
+    words = ("--model", "mixtral-8x7b", "--gpus", "16", "--global-batch", "64")
+    for more in ((), ("--routing", "natural")):
+        shown = invoke("plan", *words, *more, "--fix", "routing=natural,tp=1", "--json").stdout
+        assert "routing=natural" in json.loads(shown)["layouts"][0]["strategy"]
+    shown = invoke("plan", *words, "--fix", "trainer=nemo,tp=1", "--json").stdout
+    assert json.loads(shown)["trainer"] == "nemo"
+
+
+@pytest.mark.parametrize("cluster", [name for name in shipped() if load_cluster(name).gpu])
+def test_each_sentence_of_a_note_is_there_once(cluster):
+    words = ("--model", "llama3-8b", "--gpus", "16", "--global-batch", "64", "--json")
+    for command in (("plan",), ("plan", "price")):
+        note = json.loads(invoke(*command, *words, "--cluster", cluster).stdout)["note"]
+        sentences = note.split("; ")
+        assert len(sentences) == len(set(sentences)) >= 1
 
 
 def test_missing_options_are_named():
@@ -427,6 +449,90 @@ def test_experts_are_searched_with_graphs_and_overlap():
     assert {plan.graphs for plan in candidates(job, {"graphs": "full"})} == {"full"}
     dense = candidates(SMALL, {})
     assert {(plan.graphs, plan.dispatch) for plan in dense} == {("", "alltoall")}
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {},
+        {"graphs": "attn+moe_router"},
+        {"graphs": "full"},
+        {"recompute": "moe"},
+        {"recompute": "full"},
+        {"dispatch": "alltoall capacity", "graphs": "full"},
+    ],
+)
+@pytest.mark.parametrize("trainer", ["megatron", "nemo-fsdp"])
+def test_every_strategy_of_a_search_can_be_launched(trainer, fixed):
+    job = replace(SMALL, model=load("mixtral-8x7b"), gpus=16, global_batch=32, trainer=trainer)
+    job = replace(job, gpu="gb200", domain=72, precision="mxfp8")
+    plans = list(candidates(job, fixed))
+    assert bool(plans) is (trainer == "megatron" or "graphs" not in fixed)
+    for plan in plans:
+        plan.check()
+        launch.launch("megatron", plan)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "reason"),
+    [
+        ("graphs=attn,recompute=full", "CUDA graphs exclude recompute of whole layers"),
+        ("graphs=full,dispatch=deepep", "token counts stop the host"),
+    ],
+)
+def test_a_search_without_strategies_says_what_is_refused(fixed, reason):
+    words = ("--model", "mixtral-8x7b", "--gpus", "64", "--cluster", "h100")
+    shown = invoke("plan", *words, "--global-batch", "512", "--fix", fixed, code=1).stderr
+    assert reason in " ".join(shown.split())
+
+
+def test_only_what_a_trainer_has_exchanges_tokens():
+    experts = replace(SMALL, model=load("mixtral-8x7b"), ep=8)
+    for trainer, kinds in (("deepspeed", {"alltoall"}), ("fsdp2", {"alltoall", "deepep"})):
+        plans = candidates(replace(experts, trainer=trainer), {})
+        assert {plan.dispatch for plan in plans} == kinds
+    with pytest.raises(ConfigError, match="deepep: Megatron-DeepSpeed with ZeRO has none"):
+        replace(experts, trainer="deepspeed", dispatch="deepep").check()
+    with pytest.raises(ConfigError, match="overlapped dispatch takes Megatron-Core"):
+        replace(experts, trainer="fsdp2", dispatch="deepep overlapped").check()
+
+
+def test_the_fastest_strategy_that_can_be_launched_is_printed():
+    refused = replace(SMALL, trainer="fsdp2", sharding="hsdp1", cp=2)
+    able = replace(refused, sharding="zero3")
+    plans = (refused, replace(refused, micro_batch=2), able)
+    arguments, (refusal,) = launch.launch_fastest("torchtitan", plans)
+    assert arguments == launch.launch("torchtitan", able)
+    assert (refusal.plan, refusal.strategies) == (refused, 2)
+    assert refusal.reason == "cp 2 does not divide hsdp1"
+    with pytest.raises(ConfigError, match="--launch torchtitan: cp 2 does not divide hsdp1"):
+        launch.launch_fastest("torchtitan", plans[:2])
+
+
+def test_strategies_that_are_passed_over_are_named():
+    words = ("--model", "llama3-8b", "--gpus", "144", "--cluster", "gb200", "--trainer")
+    words = (*words, "fsdp2", "--global-batch", "144", "--seq-len", "64Ki", "--fix")
+    more = ("cp=16,sharding=hsdp72", "--launch", "torchtitan")
+    shown = invoke("plan", *words, *more, code=2).stderr
+    assert "--launch torchtitan: cp 16 does not divide hsdp72" in " ".join(shown.split())
+    result = invoke("plan", *words, "cp=16", "--launch", "torchtitan")
+    assert "--parallelism.context_parallel_degree 16" in result.stdout
+    warned = " ".join(result.stderr.split())
+    assert re.search(r"\d+ faster strateg\w+ cannot be launched, first cp=16,", warned)
+    document = json.loads(
+        invoke("plan", *words, "cp=16", "--launch", "torchtitan", "--json").stdout
+    )
+    Draft202012Validator(json.loads(SCHEMA.read_text("utf-8"))).validate(document)
+    assert "cp 16 does not divide hsdp72" in document["passed_over"][0]
+    assert document["launch"].rstrip() == result.stdout.rstrip()
+
+
+def test_torchtitan_gets_the_dispatcher():
+    plan = replace(SMALL, model=load("deepseek-v3"), gpus=128, ep=8, trainer="fsdp2")
+    plan = replace(plan, sharding="zero3")
+    option = "--parallelism.expert_parallel_comm_backend"
+    assert option not in launch.launch("torchtitan", plan)
+    assert f"{option} deepep" in launch.launch("torchtitan", replace(plan, dispatch="deepep"))
 
 
 def test_a_strategy_that_breaks_a_rule_is_not_printed():
