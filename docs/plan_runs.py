@@ -159,11 +159,15 @@ _HELD_OUT = """\
 
 Five times, the constants are fitted to four fifths of the pairs of source and model, and judged
 on the others. These are the errors to expect of your own runs; each prediction carries those of
-its narrowest class with {least} runs. Measurements lie within the factor of `interval`, nine
+its narrowest class in the table. Measurements lie within the factor of `interval`, nine
 of ten of those of a source and model on which it does not depend: each is left out in turn, so
 that the interval is wider where few of them tell it. `inside` is the share of all runs that
 lie in it by the shipped constants, and `left out` that of runs of sources and models left out.
 Where even the largest error of the others is too small, the interval is that of the largest.
+
+A class stands in the table if it has {least} runs, and if its interval tells more about sources
+and models left out than that of the next wider class: by the interval score, which adds half of
+the width, and ten times the distance of what lies outside.
 
 Errors of two runs of one source and model differ by at most {dense} (dense) and {experts}
 (experts), nine of ten times. `plan` calls layouts that are closer than that equally fast: two
@@ -237,21 +241,36 @@ Groups = list[FloatArray]  # logarithms of the errors of the runs of each source
 
 
 def expected(off: Errors) -> dict[str, tuple[int, float, float]]:
-    """Runs, median error and interval by class, of errors on groups that no fit has seen."""
-    result = {}
-    for name, groups in sorted(by_class(off).items()):
-        errors = np.expm1(np.concatenate(groups))
-        if len(errors) >= LEAST:
-            most = float(np.expm1(limit(groups, level(groups))))
-            result[name] = (
-                len(errors),
-                round(float(np.median(np.abs(errors))), 3),
-                round(most, 3),
-            )
-    return result
+    """Runs, median error and interval by class, of errors on groups that no fit has seen.
+
+    A class has an interval of its own if it has enough runs, and if its interval tells more
+    about sources and models left out than that of the next wider class.
+    """
+    result: dict[str, tuple[int, float, float]] = {}
+    classes = by_class(off)
+    for name in sorted(classes, key=lambda name: (name.count(","), name)):
+        own = classes[name]
+        errors = np.expm1(np.concatenate([*own.values()]))
+        wider = next((n for n in _wider_names(name) if n in result), None)
+        if len(errors) < LEAST or (wider and not tells_more(own, classes[wider])):
+            continue
+        groups = [*own.values()]
+        most = float(np.expm1(limit(groups, level(groups))))
+        median = round(float(np.median(np.abs(errors))), 3)
+        result[name] = len(errors), median, round(most, 3)
+    return dict(sorted(result.items()))
 
 
-def by_class(off: Errors) -> dict[str, Groups]:
+def _wider_names(name: str) -> list[str]:
+    """Names of the classes that contain one, the narrowest first."""
+    parts = name.split(", ")
+    return [", ".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]
+
+
+Grouped = dict[tuple[str, str], FloatArray]  # errors of runs, as in `Groups`, by group
+
+
+def by_class(off: Errors) -> dict[str, Grouped]:
     """Errors by class, and in a class by source and model."""
     classes: dict[str, dict[tuple[str, str], list[float]]] = {}
     for run, error in off:
@@ -259,7 +278,32 @@ def by_class(off: Errors) -> dict[str, Groups]:
             classes.setdefault(name, {}).setdefault(run.group, []).append(
                 float(np.log1p(error))
             )
-    return {n: [np.array(own) for own in groups.values()] for n, groups in classes.items()}
+    return {
+        name: {group: np.array(own) for group, own in groups.items()}
+        for name, groups in classes.items()
+    }
+
+
+def tells_more(own: Grouped, wider: Grouped) -> bool:
+    """Whether the interval of a class scores better on its runs left out than a wider one's."""
+    return interval_score(own, own) < interval_score(own, wider)
+
+
+def interval_score(groups: Grouped, others: Grouped) -> float:
+    """Mean score of the intervals that other groups give; less is better.
+
+    An interval counts with its half width, and an error outside of it with ten times its
+    distance: for intervals of nine of ten, that is the score of Gneiting and Raftery (2007,
+    section 6.2). Infinite if nothing is left without a group.
+    """
+    scores = []
+    for group, own in groups.items():
+        rest = [values for name, values in others.items() if name != group]
+        if not rest:
+            return float("inf")
+        most = limit(rest, level(rest))
+        scores.append(most + np.maximum(0, np.abs(own) - most) / (1 - _INSIDE))
+    return float(np.mean(np.concatenate(scores)))
 
 
 def limit(groups: Groups, share: float) -> float:
@@ -320,10 +364,10 @@ def coverage(off: Errors) -> str:
     """The table of the shares of runs in the interval of their class: of all, and left out."""
     shipped = by_class([(run, price_run(run, Constants()).error or 0.0) for run, _ in off])
     rows = []
-    for name, groups in sorted(by_class(off).items()):
+    for name, grouped in sorted(by_class(off).items()):
         if name in SHIPPED:
-            most = np.log1p(SHIPPED[name][2])
-            inside = np.mean(np.abs(np.concatenate(shipped[name])) <= most)
+            groups, most = [*grouped.values()], np.log1p(SHIPPED[name][2])
+            inside = np.mean(np.abs(np.concatenate([*shipped[name].values()])) <= most)
             out = left_out_inside(groups, level(groups)) if len(groups) > 1 else None
             shares = f"{inside:.0%}", "n/a" if out is None else f"{out:.0%}"
             shown = (share.replace("%", " %") for share in shares)

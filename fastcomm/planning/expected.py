@@ -1,13 +1,14 @@
 """Error of a throughput to expect: how far published runs are that no constant was fitted to.
 
-Runs are classed by what makes errors differ. A class with too few runs has the error of the
-next wider one. `docs/plan_runs.py` writes the numbers.
+Runs are classed by what makes errors differ. A class with too few runs, or whose own runs tell
+less about others than those of the next wider one, has the error of that. `docs/plan_runs.py`
+writes the numbers.
 """
 
 from dataclasses import dataclass, replace
 
 from fastcomm.hardware.gpus import gpu
-from fastcomm.planning.job import RECIPES, Plan
+from fastcomm.planning.job import RECIPES, ROUTING, Plan
 from fastcomm.planning.price import PlanPrice
 
 # By class: runs; median of absolute errors; and the factor, minus 1, within which nine of ten
@@ -15,26 +16,14 @@ from fastcomm.planning.price import PlanPrice
 EXPECTED = {
     "dense": (260, 0.046, 0.121),
     "dense, 2024 on": (156, 0.041, 0.113),
-    "dense, 2024 on, FP8": (101, 0.044, 0.116),
-    "dense, 2024 on, FP8, measured GPU": (97, 0.045, 0.129),
-    "dense, 2024 on, bf16": (55, 0.04, 0.11),
-    "dense, 2024 on, bf16, measured GPU": (55, 0.04, 0.11),
     "dense, until 2023": (104, 0.052, 0.143),
-    "dense, until 2023, bf16": (104, 0.052, 0.143),
     "dense, until 2023, bf16, measured GPU": (70, 0.054, 0.144),
     "dense, until 2023, bf16, scaled GPU": (34, 0.046, 0.09),
     "experts": (185, 0.071, 0.238),
     "experts, forced routing": (181, 0.073, 0.238),
     "experts, forced routing, 2026 on": (96, 0.074, 0.203),
-    "experts, forced routing, 2026 on, FP8": (61, 0.056, 0.166),
-    "experts, forced routing, 2026 on, FP8, measured GPU": (37, 0.048, 0.21),
-    "experts, forced routing, 2026 on, FP8, scaled GPU": (24, 0.071, 0.24),
-    "experts, forced routing, 2026 on, bf16": (35, 0.14, 0.203),
+    "experts, forced routing, 2026 on, graphs, measured GPU": (31, 0.042, 0.097),
     "experts, forced routing, until 2025": (85, 0.071, 0.296),
-    "experts, forced routing, until 2025, FP8": (26, 0.092, 0.754),
-    "experts, forced routing, until 2025, FP8, measured GPU": (23, 0.106, 0.754),
-    "experts, forced routing, until 2025, bf16": (59, 0.062, 0.296),
-    "experts, forced routing, until 2025, bf16, measured GPU": (58, 0.061, 0.313),
 }
 # Factor, minus 1, within which nine of ten errors of two runs of one source and model agree.
 RANKED = {
@@ -78,14 +67,17 @@ def kind_of(plan: Plan) -> str:
 
 def classes_of(plan: Plan) -> list[str]:
     """Return the classes of a plan, the narrowest first: each adds a property to the next."""
-    year = _NEW_DENSE if plan.model.experts is None else _NEW_EXPERTS
-    parts = [
-        kind_of(plan),
-        *([f"{plan.routing} routing"] if plan.model.experts else []),
-        f"{year} on" if plan.year >= year else f"until {year - 1}",
-        "bf16" if RECIPES[plan.precision] == "bf16" else "FP8",
-        "scaled GPU" if gpu(plan.gpu).derived else "measured GPU",
-    ]
+    has_experts = plan.model.experts is not None
+    year = _NEW_EXPERTS if has_experts else _NEW_DENSE
+    date = f"{year} on" if plan.year >= year else f"until {year - 1}"
+    precision = "bf16" if RECIPES[plan.precision] == "bf16" else "FP8"
+    measured = "scaled GPU" if gpu(plan.gpu).derived else "measured GPU"
+    if has_experts:
+        # Errors differ with the host, which graphs remove, more than with the precision.
+        graphs = "graphs" if plan.graphs else "no graphs"
+        parts = ["experts", f"{plan.routing} routing", date, graphs, measured, precision]
+    else:
+        parts = ["dense", date, precision, measured]
     return [", ".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
@@ -96,6 +88,7 @@ class ExpectedError:
     `median` is that of absolute errors. Nine of ten measurements lie from `low` to `high`, in
     tokens/s/GPU: the prediction over and times 1 + `most`. All are None outside of what the
     runs cover; `reason` then says why. `of` is the class of runs, and `runs` their number.
+    `wider` is a class whose interval is taken, as it is wider than that of `of`; else empty.
     """
 
     median: float | None = None
@@ -103,6 +96,7 @@ class ExpectedError:
     low: float | None = None
     high: float | None = None
     of: str = ""
+    wider: str = ""
     runs: int = 0
     reason: str = ""
 
@@ -125,8 +119,9 @@ def expected_error(price: PlanPrice) -> ExpectedError:
             return ExpectedError(
                 reason=f"{shown}; published runs have {low:{style}} to {high:{style}}"
             )
-    of = _class_of(price.plan)
-    runs, median, most = EXPECTED[of]
+    of, wider = _own_class(price.plan), _wider_class(price.plan)
+    runs, median, _ = EXPECTED[of]
+    most = EXPECTED[wider or of][2]
     rate = price.tokens_per_s_per_gpu
     return ExpectedError(
         median=median,
@@ -134,21 +129,31 @@ def expected_error(price: PlanPrice) -> ExpectedError:
         low=rate / (1 + most),
         high=rate * (1 + most),
         of=of,
+        wider=wider,
         runs=runs,
     )
 
 
-def _class_of(plan: Plan) -> str:
-    """Return the narrowest class of a plan with runs.
+def _own_class(plan: Plan) -> str:
+    """Return the narrowest class of a plan that has an error of its own."""
+    return next(name for name in classes_of(plan) if name in EXPECTED)
 
-    Natural routing has few runs: it has no narrower interval than forced routing, of which
-    there are more.
+
+def _wider_class(plan: Plan) -> str:
+    """Return the class whose interval a plan takes instead of its own; empty if its own.
+
+    Natural routing has few runs: its interval is no narrower than that of forced routing, of
+    which there are more.
     """
-    of = next(name for name in classes_of(plan) if name in EXPECTED)
-    if plan.routing == "natural" and plan.model.experts and "natural" not in of:
-        forced = _class_of(replace(plan, routing="forced"))
-        return max(of, forced, key=lambda name: EXPECTED[name][2])
-    return of
+    forced = _own_class(replace(plan, routing=ROUTING[0]))
+    is_wider = EXPECTED[forced][2] > EXPECTED[_own_class(plan)][2]
+    return forced if plan.routing != ROUTING[0] and is_wider else ""
+
+
+def class_name(plan: Plan) -> str:
+    """Return the class of a plan as errors are summed up: its own, and always its routing."""
+    of, routing = _own_class(plan), f"{plan.routing} routing"
+    return of if plan.model.experts is None or routing in of else f"{of}, {routing}"
 
 
 def equal_steps(plan: Plan, fastest_s: float) -> float:

@@ -20,7 +20,7 @@ from fastcomm.hardware.clusters import load_node
 from fastcomm.hardware.gpus import FloatArray, gpu
 from fastcomm.models import PRESETS, Model, read_table
 from fastcomm.planning.constants import CALIBRATED, Constants
-from fastcomm.planning.expected import classes_of, expected_error
+from fastcomm.planning.expected import class_name, expected_error
 from fastcomm.planning.job import (
     MODULES,
     UNKNOWN,
@@ -460,7 +460,7 @@ _BY: dict[str, Callable[[RunPrice], str]] = {
     "gpu": lambda row: row.run.gpu,
     "precision": lambda row: row.run.precision,
     "layers": lambda row: "experts" if row.run.has_experts else "dense",
-    "class": lambda row: classes_of(row.price.plan)[0],
+    "class": lambda row: class_name(row.price.plan),
     "all": lambda _row: "all",
 }
 

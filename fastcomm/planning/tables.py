@@ -78,10 +78,11 @@ def _expected(expected: ExpectedError) -> str:
     """Return the line on the error to expect."""
     if expected.median is None:
         return f"error to expect: n/a, {expected.reason}"
+    wider = f" (interval of the wider class {expected.wider})" if expected.wider else ""
     return (
         f"error to expect: {percent(expected.median, 0)} (median of {expected.runs} published "
         f"runs: {expected.of}); nine of ten lie in {expected.low:.0f} to {expected.high:.0f} "
-        "tokens/s/GPU"
+        f"tokens/s/GPU{wider}"
     )
 
 

@@ -173,7 +173,49 @@ def test_a_class_with_few_runs_has_the_error_of_a_wider_one():
     narrow, *_, wide = classes_of(PLAN)
     assert narrow == "dense, 2024 on, bf16, measured GPU"
     assert wide == "dense"
-    assert expected_error(price_plan(PLAN, Constants())).of == narrow
+    assert expected_error(price_plan(PLAN, Constants())).of == "dense, 2024 on"
+    old = replace(PLAN, year=2023.5)
+    assert expected_error(price_plan(old, Constants())).of == classes_of(old)[0]
+
+
+@pytest.mark.parametrize("year", [2025.5, 2026.5])
+def test_the_class_of_a_run_has_its_routing(year):
+    plan = replace(PLAN, model=load("qwen3-30b-a3b"), ep=8, year=year)
+    natural = price_plan(replace(plan, routing="natural"), Constants())
+    forced = expected_error(price_plan(plan, Constants()))
+    expected = expected_error(natural)
+    assert "forced routing" in forced.of
+    assert "forced" not in expected.of
+    assert forced.wider == ""
+    assert expected.most == max(forced.most, EXPECTED[expected.of][2])
+    assert expected.wider == (forced.of if forced.most > EXPECTED[expected.of][2] else "")
+    row = RunPrice(run=load_run(measured=1.0), price=natural)
+    assert [group.name for group in errors([row]) if group.by == "class"] == [
+        "experts, natural routing"
+    ]
+
+
+def test_a_wider_interval_names_its_class():
+    words = ("plan", "price", "--model", "qwen3-30b-a3b", "--world-size", "8")
+    strategy = "ep=8,routing=natural,year=2025"
+    more = ("--global-batch", "64", "--strategy", strategy)
+    shown = " ".join(invoke(*words, *more).stdout.split())
+    assert "(interval of the wider class experts, forced routing, until 2025)" in shown
+
+
+def test_a_class_has_its_own_interval_if_that_tells_more():
+    def grouped(*sizes):
+        return {("s", str(n)): np.full(10, size) for n, size in enumerate(sizes)}
+
+    small, large = grouped(0.01, 0.02, 0.01), grouped(0.2, 0.21, 0.2)
+    wide = {("w", name): own for _, name in small for own in (small["s", name],)} | large
+    assert plan_runs.tells_more(small, wide)
+    assert not plan_runs.tells_more(small, small)
+    # Half a width of 0.02, or of 0.01 and ten times the distance to 0.02.
+    assert plan_runs.interval_score(small, small) == pytest.approx((0.02 + 0.11 + 0.02) / 3)
+    one = {("s", "0"): np.full(10, 0.01)}
+    assert plan_runs.interval_score(one, one) == float("inf")
+    assert not plan_runs.tells_more(one, large)
 
 
 def test_the_interval_is_a_factor_around_the_prediction():
@@ -260,11 +302,11 @@ def test_a_table_marks_gpus_and_groups_that_are_not_measured(tmp_path):
 
 
 def test_names_of_classes_are_whole(tmp_path):
-    row = "qwen3-30b-a3b,gb300,16,64,4096,8,5000"
-    path = table(tmp_path, row, head=f"{HEAD},ep,tokens_per_s_per_gpu")
+    row = "qwen3-30b-a3b,gb200,16,64,4096,8,attn,5000"
+    path = table(tmp_path, row, head=f"{HEAD},ep,graphs,tokens_per_s_per_gpu")
     shown = invoke("plan", "evaluate", path).stdout
     assert "…" not in shown.partition("largest errors")[0]
-    assert "scaled GPU" in shown
+    assert "measured GPU" in shown
 
 
 def test_top_limits_the_rows_of_the_document(tmp_path):
