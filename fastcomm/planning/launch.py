@@ -367,6 +367,10 @@ def _experts(plan: Plan) -> _Options:
     if not experts:
         return {}
     kind, *ways = plan.dispatch.split()
+    if lacking := next((way for way in ways if way.startswith("(")), None):
+        raise ConfigError(
+            f"Megatron-Core has no {lacking.strip('()')}; fix dispatch without it"
+        )
     dense, layers = experts.dense_layers, plan.model.layers
     has_groups = experts.groups > 0 and experts.node_limit > 0
     return {

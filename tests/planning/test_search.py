@@ -138,6 +138,17 @@ def test_published_strategies_are_among_the_first_twenty_of_their_search():
     # Megatron-Core refuses recompute of whole layers beside overlapped exchanges.
     assert {row.plan.recomputed for row in rows} == {0.0}
     assert 15360 * 4096 / 2048 / own.step_s == pytest.approx(1550, rel=0.15)
+    # As Megatron-Core trains, which has no DualPipe.
+    with pytest.raises(ConfigError, match="Megatron-Core has no dualpipe"):
+        launch.launch("megatron", own.plan)
+    words = {"model": "deepseek-v3", "world_size": 2048, "global_batch": 15360, "seq_len": 4096}
+    own_search = PlanOptions(**words, cluster="dgx-h800", precision="fp8_block")
+    places = {
+        fix: [row.layout for row in search_plans(replace(own_search, fix=fix)).layouts]
+        for fix in (None, "tp=1")
+    }
+    assert places[None].index((1, 16, 1, 64)) < 20
+    assert places["tp=1"].index((1, 16, 1, 64)) < 5
 
 
 def test_every_trainer_is_a_choice():
