@@ -334,17 +334,24 @@ def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
         "recompute": _recompute(layout),
         "sharding": sharding,
     }
-    methods = product(*(_values(layout, name, fixed, n) for name, n in choices.items()))
+    tried = {name: _values(layout, name, fixed, values) for name, values in choices.items()}
     graphs = _values(layout, "graphs", fixed, _graphs(layout))
-    for micro, recompute, shards in methods:
+    able = {recompute: _captured(layout, recompute, graphs) for recompute in tried["recompute"]}
+    for micro, recompute, shards in product(*tried.values()):
         num, rest = divmod(layout.global_batch, layout.dp * micro)
         is_full = num >= layout.pp and (layout.vp == 1 or num % layout.pp == 0)
         # DeepSpeed's pipeline takes no sharded gradients.
         is_known = layout.trainer != "deepspeed" or layout.pp == 1 or shards == "zero1"
         if is_full and is_known and not rest:
             plan = variant(layout, micro_batch=micro, recompute=recompute, sharding=shards)
-            tried = (variant(plan, graphs=parts) if parts else plan for parts in graphs)
-            yield from (able for able in tried if not (able.graphs and able.graph_problem))
+            graphed = able[recompute]
+            yield from (variant(plan, graphs=parts) if parts else plan for parts in graphed)
+
+
+def _captured(layout: Plan, recompute: str, graphs: Iterable[str]) -> list[str]:
+    """Return those of the CUDA graphs that hold layers that are recomputed so."""
+    plans = {parts: variant(layout, recompute=recompute, graphs=parts) for parts in graphs}
+    return [parts for parts, plan in plans.items() if not (parts and plan.graph_problem)]
 
 
 def _graphs(layout: Plan) -> tuple[str, ...]:
