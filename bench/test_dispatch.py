@@ -6,7 +6,7 @@ import pytest
 from fastcomm.dispatch import schedules
 from fastcomm.dispatch.placement import place
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.sampler import alias_table, folded_zipf
+from fastcomm.dispatch.routing import alias_table, folded_zipf
 from fastcomm.dispatch.schedules import assigned_stages, pad
 from fastcomm.dispatch.simulation import simulate
 from fastcomm.dispatch.workload import Workload

@@ -21,7 +21,8 @@ from fastcomm.compat.dpro.result import TrialStatistics
 from fastcomm.compat.dpro.statistics import statistics, step_time
 from fastcomm.dispatch import simulation
 from fastcomm.dispatch.options import PlaceOptions
-from fastcomm.dispatch.placing import simulate_placement
+from fastcomm.dispatch.placement_gain import place_experts
+from fastcomm.dispatch.sweep import simulate_grid
 from fastcomm.errors import FastcommError
 from fastcomm.info.doctor import examine
 from fastcomm.isp import question, search
@@ -245,7 +246,7 @@ def placed(rule):
     workload = fastcomm.Workload.of(RECIPE)
     terms = simulation.terms_of(RECIPE)
     options = PlaceOptions(rule=rule, replicas=1.0)
-    return simulate_placement(workload, ["deepep"], terms, options)
+    return place_experts(workload, ["deepep"], terms, options)
 
 
 RECIPE = fastcomm.Recipe.of(num_nodes=2, gpus_per_node=2, topk=2, iter_num=1, seq_len=20)
@@ -264,7 +265,7 @@ RESULTS = {
     "plan": lambda *_: fastcomm.plan(**ASKED),
     "dispatch": lambda *_: fastcomm.simulate_dispatch(fastcomm.Workload.of(RECIPE), ["deepep"]),
     "place": lambda *_: placed("local"),
-    "dispatch sweep": lambda *_: simulation.sweep(
+    "dispatch sweep": lambda *_: simulate_grid(
         RECIPE, {"zipf_alpha": [1.1, 2.0]}, ["deepep"], simulation.terms_of
     ),
     "doctor": lambda *_: examine(),

@@ -35,10 +35,11 @@ from fastcomm.units import counted
 
 if TYPE_CHECKING:
     from fastcomm.dispatch.model_exchange import ModelExchange
-    from fastcomm.dispatch.placing import PlacementResult
-    from fastcomm.dispatch.recorded import RunExchange
+    from fastcomm.dispatch.placement_gain import PlacementResult
+    from fastcomm.dispatch.run_exchange import RunExchange
     from fastcomm.dispatch.schedules import Terms
-    from fastcomm.dispatch.simulation import DispatchSweep, Simulation
+    from fastcomm.dispatch.simulation import Simulation
+    from fastcomm.dispatch.sweep import DispatchSweep
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar(
@@ -278,7 +279,7 @@ def compare(
         name = "--model" if options.model else "--from-run"
         raise ConfigError(f"{name} has no effect with WORKLOAD; leave one out")
     if options.from_run is not None:
-        from fastcomm.dispatch.recorded import BY_BYTES, compare_recorded
+        from fastcomm.dispatch.run_exchange import BY_BYTES, compare_recorded
 
         recorded = compare_recorded(
             options.from_run,
@@ -339,15 +340,14 @@ def place(
     Simulates WORKLOAD before and after, and counts the experts that move. With loads of several
     steps, says when a new placement pays for its moves.
     """
-    from fastcomm.dispatch import placing, tables
-    from fastcomm.dispatch.loads import read_loads
-    from fastcomm.dispatch.moves import read_placements
+    from fastcomm.dispatch import placement_gain, tables
+    from fastcomm.dispatch.expert_files import read_loads, read_placements
     from fastcomm.dispatch.workload import open_workload
 
     opened = open_workload(workload, request.shape)
     recipe = opened.recipe
     sizes = recipe.num_layers, recipe.experts
-    result = placing.simulate_placement(
+    result = placement_gain.place_experts(
         opened,
         names.split(","),
         request.terms(recipe),
@@ -380,14 +380,15 @@ def sweep(*, over: tuple[str, ...], names: str, request: SimulationRequest) -> N
     The axes are options of a workload: skew, nodes, top-k, tokens.
     """
     from fastcomm.compat.dispatch import STRATEGIES
-    from fastcomm.dispatch import simulation, tables
+    from fastcomm.dispatch import tables
+    from fastcomm.dispatch.sweep import parse_axis, simulate_grid
 
-    axes = [simulation.axis(text) for text in over]
+    axes = [parse_axis(text) for text in over]
     _check_distinct([name for name, _ in axes])
     grid = dict(axes)
     _check_axes(grid, request.shape)
     shape = replace(request.shape, iter_num=request.shape.iter_num or 1)
-    result = simulation.sweep(
+    result = simulate_grid(
         _recipe(shape), grid, names.split(","), request.terms, available=STRATEGIES
     )
     request.give(result, tables.sweep)

@@ -7,10 +7,11 @@ import numpy as np
 from fastcomm.dispatch import tables
 from fastcomm.dispatch.evaluation import ExchangeError, ExchangeEvaluation
 from fastcomm.dispatch.model_exchange import ModelExchange
-from fastcomm.dispatch.placing import PlacementResult
-from fastcomm.dispatch.recorded import RunExchange
+from fastcomm.dispatch.placement_gain import PlacementResult
+from fastcomm.dispatch.run_exchange import RunExchange
 from fastcomm.dispatch.schedules import LOAD_NAMES
-from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult
+from fastcomm.dispatch.simulation import NS, Simulation, StrategyResult
+from fastcomm.dispatch.sweep import DispatchSweep
 from fastcomm.dispatch.tables import NO_TIME
 from fastcomm.hardware.expert_exchange import FAMILIES, PHASES
 from fastcomm.show import pages

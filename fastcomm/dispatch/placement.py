@@ -1,18 +1,26 @@
 """Replicate experts and place them on GPUs by their load, as EPLB does, with swaps."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.dispatch.options import ReplicaRule
+from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch.routing import layer_key
+from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.errors import ConfigError
 from fastcomm_kernels import dispatch
 from fastcomm_kernels import placement as kernels
+from fastcomm_kernels.arrays import Ids
 
 Loads = NDArray[np.float64]
 Table = NDArray[np.int64]
+RULES: tuple[str, ...] = get_args(ReplicaRule)
+# Mixed into the seed, so that placement draws other numbers than the workload.
+_OWN_STREAM = 0x504C4143
 _SWAPS = 20  # at most, an expert
 _CAPS = 8  # fewer replicas of the hottest expert that are tried
 _EVEN = 1.01  # heaviest GPU over the least possible, up to which nothing more is tried
@@ -335,3 +343,49 @@ def _nodes_of_groups(load: Loads, nodes: int) -> Table:
 def heaviest(load: Loads, logical: Table, gpus: int) -> float:
     """Return the load of the heaviest GPU, if replicas share the load of their expert."""
     return float(_shared(load, logical).reshape(gpus, -1).sum(axis=1).max())
+
+
+def at_replicas(
+    layers: Iterable[LayerTokens], placements: Sequence[Placement], rule: str, recipe: Recipe
+) -> Iterator[LayerTokens]:
+    """Yield layers with each token at a replica of its expert.
+
+    Parameters
+    ----------
+    layers
+        Layers of all iterations, with logical experts.
+    placements
+        The placement of each layer of an iteration.
+    rule
+        How a token chooses among replicas, one of `RULES`.
+    recipe
+        Shape and seed of the workload.
+
+    """
+    tables = [_tables(placement, recipe) for placement in placements]
+    for number, layer in enumerate(layers):
+        key = layer_key(recipe.seed ^ _OWN_STREAM, number, 0)
+        own = number % len(placements)
+        yield replace(
+            layer,
+            expert=_choose_replicas(layer, tables[own], RULES.index(rule), key),
+            home=placements[own].home,
+        )
+
+
+def _tables(placement: Placement, recipe: Recipe) -> tuple[Ids, Ids, Ids]:
+    """Return the start of each expert's replicas, the physical experts, and their nodes."""
+    order = np.argsort(placement.logical, kind="stable").astype(np.int32)
+    start = np.concatenate([[0], np.cumsum(placement.replicas)]).astype(np.int32)
+    return start, order, (placement.home[order] // recipe.gpus_per_node).astype(np.int32)
+
+
+def _choose_replicas(
+    layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64
+) -> Ids:
+    """Return the physical experts of each token; `tables` are from `_tables`."""
+    out = np.empty(layer.expert.shape, np.int32)
+    src_node = (layer.src // layer.width).astype(layer.src.dtype)
+    with np.errstate(over="ignore"):
+        dispatch.replicated(0, key, src_node, layer.expert, tables, rule, out)
+    return out

@@ -1,10 +1,9 @@
-"""Simulate workloads, one or a grid, under several schedules, layer by layer.
+"""Simulate a workload under several schedules, layer by layer.
 
 Times are in seconds, in JSON and tables in nanoseconds.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, NoAnswerError, Strategy, Terms, Timing
-from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds
+from fastcomm.dispatch.traffic import Traffic, bounds
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
@@ -191,7 +190,6 @@ def simulate(
     terms: Terms | None = None,
     *,
     available: Mapping[str, Strategy] = STRATEGIES,
-    layers: Iterable[LayerTokens] | None = None,
     lenient: bool = False,
 ) -> Simulation:
     """Simulate a workload under several schedules.
@@ -206,8 +204,6 @@ def simulate(
         Links, sizes and rules; by default those of the recipe.
     available
         Schedules by name.
-    layers
-        Layers to use in place of those of the workload, such as after a placement.
     lenient
         Whether a schedule without an answer for a layer is left out, with its reason in
         `Simulation.unanswered`.
@@ -224,7 +220,7 @@ def simulate(
     recipe = workload.recipe
     terms = terms or terms_of(recipe)
     tally = _Tally(recipe, terms, {name: available[name] for name in strategies})
-    for number, layer in enumerate(workload.layers() if layers is None else layers):
+    for number, layer in enumerate(workload.layers()):
         traffic = Traffic.of(layer)
         tally.add_experts(number, traffic.expert_load)
         for name in tuple(tally.layers):
@@ -326,95 +322,3 @@ def _sum(times: Iterable[float]) -> float:
     for time in times:
         total += time
     return total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class DispatchSweep(TableResult):
-    """Simulations over a grid of workloads."""
-
-    axes: tuple[str, ...]  # fields of the recipe
-    points: tuple[Simulation, ...]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row per point and strategy, with the keys of JSON and the table."""
-        return [
-            {
-                **{axis: getattr(point.recipe, axis) for axis in self.axes},
-                "strategy": name,
-                "latency_ns": strategy.total_s * NS,
-                "combine_latency_ns": in_ns(strategy.combine_s),
-                "lower_bound_ns": strategy.bound_s * NS,
-                "optimal_ns": strategy.optimal_s * NS,
-                "inter_node_bytes": strategy.inter_bytes,
-                "algo_bw_bytes_per_s": strategy.algo_bytes_per_s,
-            }
-            for point in self.points
-            for name, strategy in point.strategies.items()
-        ]
-
-    def to_arrow(self) -> pa.Table:
-        """Return a row per point of the grid and strategy; times in ns."""
-        return pa.Table.from_pylist(self.rows())
-
-    def contents(self) -> dict[str, Any]:
-        """Return the JSON document without its version."""
-        return {"axes": list(self.axes), "rows": self.rows()}
-
-    def figures(self) -> dict[str, str]:
-        """Return the axes of the grid, and the number of its points."""
-        return {"axes": ", ".join(self.axes), "points": str(len(self.points))}
-
-
-def axis(text: str) -> tuple[str, list[Any]]:
-    """Parse an axis of a grid, such as "zipf_alpha=1.1,2", into a field and its values.
-
-    Raises
-    ------
-    ConfigError
-        If the field is not of a recipe, or a value has the wrong type.
-
-    """
-    name, _, values = text.partition("=")
-    name = name.strip().replace("-", "_")
-    kinds = {field.name: type(getattr(Recipe(), field.name)) for field in fields(Recipe)}
-    if name not in kinds or not values:
-        raise ConfigError(
-            f"invalid --over {text!r}: expected NAME=VALUE,... with one of {', '.join(kinds)}"
-        )
-    kind = kinds[name]
-    try:
-        return name, [kind(value.strip()) for value in values.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"invalid --over {text!r}: {error}") from error
-
-
-def sweep(
-    recipe: Recipe,
-    grid: Mapping[str, Sequence[Any]],
-    strategies: Sequence[str],
-    terms: Callable[[Recipe], Terms],
-    available: Mapping[str, Strategy] = STRATEGIES,
-) -> DispatchSweep:
-    """Simulate a workload for each combination of the values of a grid.
-
-    Parameters
-    ----------
-    recipe
-        Workload whose fields the grid replaces.
-    grid
-        Values by field of the recipe.
-    strategies
-        Names of schedules, keys of `available`.
-    terms
-        Returns the terms for a recipe.
-    available
-        Schedules by name.
-
-    """
-    points = []
-    for values in itertools.product(*grid.values()):
-        changed = replace(recipe, **dict(zip(grid, values, strict=True)))
-        points.append(
-            simulate(Workload.of(changed), strategies, terms(changed), available=available)
-        )
-    return DispatchSweep(axes=tuple(grid), points=tuple(points))

@@ -18,10 +18,11 @@ from fastcomm.dispatch.evaluation import (
     HeldOutError,
 )
 from fastcomm.dispatch.model_exchange import KernelTime, ModelExchange
-from fastcomm.dispatch.placing import PlacementResult
-from fastcomm.dispatch.recorded import RunExchange
+from fastcomm.dispatch.placement_gain import PlacementResult
+from fastcomm.dispatch.run_exchange import RunExchange
 from fastcomm.dispatch.schedules import LOAD_NAMES
-from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult, in_ns
+from fastcomm.dispatch.simulation import Simulation, StrategyResult, in_ns
+from fastcomm.dispatch.sweep import DispatchSweep
 from fastcomm.hardware.expert_exchange import FAMILIES, PHASES, ExchangePhase
 from fastcomm.show.console import TerminalTable, na, plain_console, say, shown, table
 from fastcomm.show.tables import NA, ResultTable, TableColumn

@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from tokenize import TokenError
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from fastcomm import arrow_files, files
 from fastcomm.checks import check_path, check_type
 from fastcomm.dispatch.options import WorkloadOptions
+from fastcomm.dispatch.placement import RULES, Placement, at_replicas
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.sampler import id_type, layers_of_seed, source_gpus
-from fastcomm.dispatch.sampler import layers as drawn_layers
+from fastcomm.dispatch.routing import draw, id_type, source_gpus
 from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.files import aside
@@ -49,6 +49,8 @@ class Workload:
     files: tuple[Path, ...] = ()  # one per iteration
     arrays: tuple[tuple[Ids, Ids], ...] = ()  # source GPU and experts of each layer
     is_drawn: bool = False  # whether layers are drawn from the recipe
+    placements: tuple[Placement, ...] = ()  # of each layer; none: expert e is in order
+    rule: str = RULES[0]  # how a token chooses among the replicas of its expert
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
@@ -57,11 +59,29 @@ class Workload:
         check_type(recipe, Recipe, "Workload.of: recipe", example)
         return cls(recipe=recipe, is_drawn=True)
 
+    def placed(self, placements: Sequence[Placement], rule: str) -> Self:
+        """Return the workload with the experts of each layer on other GPUs.
+
+        Raises `ConfigError` unless `rule` is one of `placement.RULES`.
+        """
+        if rule not in RULES:
+            raise ConfigError(f"invalid rule {rule!r}: expected one of {', '.join(RULES)}")
+        return replace(self, placements=tuple(placements), rule=rule)
+
     def layers(self) -> Iterator[LayerTokens]:
         """Yield every layer, iteration by iteration; files are read one at a time.
 
+        The experts are replicas, if the workload is placed.
+
         Raises `TraceFileError` if a file is damaged or does not fit the recipe.
         """
+        layers = self._layers_in_order()
+        if not self.placements:
+            return layers
+        return at_replicas(layers, self.placements, self.rule, self.recipe)
+
+    def _layers_in_order(self) -> Iterator[LayerTokens]:
+        """Yield every layer with expert e on GPU e // experts_per_gpu."""
         recipe = self.recipe
         home = (np.arange(recipe.experts) // recipe.experts_per_gpu).astype(np.int32)
         for src, expert in self._pairs():
@@ -74,27 +94,6 @@ class Workload:
         yield from self.arrays
         for path in self.files:
             yield from _read(path, self.recipe)
-
-
-def draw(
-    recipe: Recipe,
-    *,
-    popularity: Sequence[float] | None = None,
-    sources: Sequence[int] | None = None,
-    threads: int = 1,
-) -> Iterator[tuple[Ids, Ids]]:
-    """Yield source GPU and experts of each layer of a recipe.
-
-    `popularity` is the weight of each expert, `sources` the tokens of each GPU, and `threads`
-    the number of threads. Raises `ConfigError` if the recipe cannot be drawn.
-    """
-    if recipe.law == "seed":
-        return layers_of_seed(recipe)
-    if recipe.law == "table":
-        raise ConfigError(
-            "invalid law `table`: it stands for routing from a file; choose another to draw"
-        )
-    return drawn_layers(recipe, popularity=popularity, sources=sources, threads=threads)
 
 
 def write(

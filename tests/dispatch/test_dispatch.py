@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from oracles import dispatch as oracle
 
 from fastcomm.compat.dispatch import STRATEGIES as ORIGINAL_TOO
-from fastcomm.dispatch import placement, schedules, simulation
+from fastcomm.dispatch import placement, schedules
 from fastcomm.dispatch.options import PlaceOptions
-from fastcomm.dispatch.placing import simulate_placement
+from fastcomm.dispatch.placement_gain import place_experts
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.recorded import RecordedTraffic
+from fastcomm.dispatch.run_exchange import RecordedTraffic
 from fastcomm.dispatch.schedules import NoAnswerError
 from fastcomm.dispatch.simulation import simulate, terms_of
+from fastcomm.dispatch.sweep import parse_axis, simulate_grid
 from fastcomm.dispatch.traffic import Traffic
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError, FastcommError
@@ -300,7 +301,7 @@ def test_placement_shortens_deepep_by_the_expected_factor(
 ):
     workload = reference(name, nodes)
     options = PlaceOptions(rule=rule, replicas=factor, groups=groups)
-    found = simulate_placement(workload, ["deepep"], terms_of(workload.recipe), options)
+    found = place_experts(workload, ["deepep"], terms_of(workload.recipe), options)
     # EPLB's times; replicas on GPUs of their own may be a little better. As experts stay where
     # they are, replicas are on more nodes than with EPLB, and more tokens have one near.
     least = 0.9 if rule == "local" else 0.95
@@ -363,7 +364,7 @@ def test_each_layer_is_placed_by_its_own_load():
                        batch_size=1)  # fmt: skip
     loads = np.stack([np.arange(8.0), np.arange(8.0)[::-1]])
     options = PlaceOptions(rule="round-robin", replicas=1.5)
-    found = simulate_placement(
+    found = place_experts(
         Workload.of(recipe), EXACT, terms_of(recipe), options, loads=loads[None]
     )
     heaviest = [
@@ -393,7 +394,7 @@ def test_an_impossible_placement_is_refused(words, message):
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=4, iter_num=1)
     loads, strategies = words.pop("loads", None), words.pop("strategies", ["deepep"])
     with pytest.raises(FastcommError, match=message):
-        simulate_placement(
+        place_experts(
             Workload.of(recipe),
             strategies,
             terms_of(recipe),
@@ -404,14 +405,14 @@ def test_an_impossible_placement_is_refused(words, message):
 
 def test_a_sweep_has_a_row_for_each_point_and_strategy():
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=20, batch_size=1, iter_num=1)
-    grid = dict([simulation.axis("num-nodes=1,2"), simulation.axis("zipf_alpha=1.5, 3")])
-    found = simulation.sweep(recipe, grid, ["deepep", "fast"], terms_of)
+    grid = dict([parse_axis("num-nodes=1,2"), parse_axis("zipf_alpha=1.5, 3")])
+    found = simulate_grid(recipe, grid, ["deepep", "fast"], terms_of)
     assert [(row["num_nodes"], row["zipf_alpha"], row["strategy"]) for row in found.rows()] == [
         (n, a, s) for n in (1, 2) for a in (1.5, 3.0) for s in ("deepep", "fast")
     ]
     for text in ("color=1", "topk", "topk=many"):
         with pytest.raises(ConfigError, match="--over"):
-            simulation.axis(text)
+            parse_axis(text)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from builders.shared_data import shared
 
 from fastcomm.compat import dispatch as original
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.sampler import layers_of_seed
+from fastcomm.dispatch.routing import layers_of_seed
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, largest_sum
 
 NAMES = ("n4g8_default", "n8g8", "n3g4_remainder", "n2g2_tiny", "n4g8_alpha3")

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastcomm.dispatch import sampler as dispatch_recipe
-from fastcomm.dispatch import workload
+from fastcomm.dispatch import routing, workload
 from fastcomm.dispatch.options import WorkloadOptions
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import FastcommError
@@ -57,24 +56,22 @@ def test_layers_with_few_or_no_tokens_are_stored(tmp_path, tokens):
 @pytest.mark.parametrize("law", ["zipf", "gate"])
 def test_tokens_do_not_depend_on_the_number_of_threads(law):
     recipe = Recipe.of(iter_num=1, seq_len=40_000, law=law, shuffle=law == "zipf")
-    one, three = (next(dispatch_recipe.layers(recipe, threads=count)) for count in (1, 3))
+    one, three = (next(routing.layers(recipe, threads=count)) for count in (1, 3))
     assert np.array_equal(one[1], three[1])
 
 
 def test_iterations_layers_and_seeds_differ():
-    drawn = [tuple(map(tuple, expert)) for _, expert in dispatch_recipe.layers(small())]
-    drawn += [tuple(map(tuple, expert)) for _, expert in dispatch_recipe.layers(small(seed=1))]
+    drawn = [tuple(map(tuple, expert)) for _, expert in routing.layers(small())]
+    drawn += [tuple(map(tuple, expert)) for _, expert in routing.layers(small(seed=1))]
     assert len(set(drawn)) == len(drawn)
 
 
 def test_the_shares_of_the_default_law_are_those_of_the_original_without_its_artefact():
-    law = dispatch_recipe.folded_zipf(1.2, 64)
+    law = routing.folded_zipf(1.2, 64)
     assert law[[0, 1, 63]] == pytest.approx([0.1856, 0.0846, 0.0068], abs=5e-5)
-    assert dispatch_recipe.folded_zipf(3.0, 64)[[0, 1]] == pytest.approx(
-        [0.8319, 0.1040], abs=5e-5
-    )
+    assert routing.folded_zipf(3.0, 64)[[0, 1]] == pytest.approx([0.8319, 0.1040], abs=5e-5)
     recipe = Recipe.of(seq_len=200_000, iter_num=1)
-    _, expert = next(dispatch_recipe.layers(recipe))
+    _, expert = next(routing.layers(recipe))
     shares = np.bincount(expert.ravel(), minlength=64) / expert.size
     wanted = [0.140, 0.075, 0.051, 0.039, 0.032, 0.0080]
     assert shares[[0, 1, 2, 3, 4, 63]] == pytest.approx(wanted, abs=1e-3)
@@ -83,14 +80,14 @@ def test_the_shares_of_the_default_law_are_those_of_the_original_without_its_art
 def test_resampled_experts_follow_the_law_and_given_weights_too():
     weights = [5.0, 3, 1, 1, 0, 0, 0, 0]
     recipe = small(law="popularity", distinct="resample", seq_len=50_000, topk=1)
-    _, expert = next(dispatch_recipe.layers(recipe, popularity=weights))
+    _, expert = next(routing.layers(recipe, popularity=weights))
     shares = np.bincount(expert.ravel(), minlength=8) / expert.size
     assert shares == pytest.approx(np.array(weights) / 10, abs=0.01)
 
 
 def test_an_alias_table_has_the_shares_of_its_law():
     law = np.array([0.5, 0.25, 0.125, 0.125, 0.0])
-    threshold, alias = dispatch_recipe.alias_table(law, np.int16)
+    threshold, alias = routing.alias_table(law, np.int16)
     keep = threshold.astype(float) / 2**32
     found = keep.copy()
     np.add.at(found, alias, 1 - keep)
@@ -99,15 +96,15 @@ def test_an_alias_table_has_the_shares_of_its_law():
 
 def test_source_gpus_are_even_or_follow_hot_ranks():
     recipe = small(seq_len=5, batch_size=2)
-    assert dispatch_recipe.source_gpus(recipe).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
-    assert dispatch_recipe.source_gpus(recipe, [7, 0, 1, 2]).tolist() == [0] * 7 + [2, 3, 3]
+    assert routing.source_gpus(recipe).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
+    assert routing.source_gpus(recipe, [7, 0, 1, 2]).tolist() == [0] * 7 + [2, 3, 3]
     with pytest.raises(FastcommError, match="expected 4 counts, one per GPU, of 10 tokens"):
-        dispatch_recipe.source_gpus(recipe, [1, 2, 3, 3])
+        routing.source_gpus(recipe, [1, 2, 3, 3])
 
 
 def test_hot_ranks_send_mostly_away():
     recipe = small(gpus_per_node=4, seq_len=400, batch_size=4, law="bimodal", iter_num=1)
-    src, expert = next(dispatch_recipe.layers(recipe))
+    src, expert = next(routing.layers(recipe))
     away = (expert // 8 != (src // 4)[:, None]).any(axis=1)
     hot = src % 4 < 2
     assert 0.8 < away[hot].mean() < 1.0
@@ -143,7 +140,7 @@ def test_an_invalid_recipe_is_refused(words, message):
 
 
 def test_any_exponent_from_0_has_a_bounded_law():
-    law = dispatch_recipe.shares(small(law="bounded", zipf_alpha=0.0))
+    law = routing.shares(small(law="bounded", zipf_alpha=0.0))
     assert law.tolist() == [1 / 8] * 8
 
 

@@ -8,7 +8,7 @@ from oracles import dispatch as oracle
 
 from fastcomm.dispatch import schedules, traffic
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.sampler import layers_of_seed
+from fastcomm.dispatch.routing import layers_of_seed
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds, sum_by_node
 from fastcomm.hardware.clusters import Cost, GpuLinks
 from fastcomm_kernels import dispatch

@@ -27,8 +27,7 @@ from fastcomm.critical_path.analysis import execution_trace_path
 from fastcomm.critical_path.saved import load, save
 from fastcomm.critical_path.search import analyze
 from fastcomm.dispatch import workload
-from fastcomm.dispatch.loads import read_loads
-from fastcomm.dispatch.moves import read_placements
+from fastcomm.dispatch.expert_files import read_loads, read_placements
 from fastcomm.dispatch.options import WorkloadOptions
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.executors.executor import Local, OpenedRun

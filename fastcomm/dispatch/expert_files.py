@@ -1,10 +1,10 @@
-"""Read measured loads of experts: how many tokens each expert of each layer has.
+"""Read files about experts: measured loads (tokens of each expert by layer), and placements.
 
-No file is trusted. A text has numbers, a line per layer. A table, Parquet or CSV, has the
-columns `layer`, `expert` and `tokens`, and `step` where loads of several steps are recorded;
-what has no row has no token. A JSON document has `logical_count`, as SGLang takes it with
---init-expert-location (`srt/eplb/expert_location.py`): tokens by layer and expert, or by step,
-layer and expert.
+No file is trusted. Of loads, a text has numbers, a line per layer. A table, Parquet or CSV, has
+the columns `layer`, `expert` and `tokens`, and `step` where loads of several steps are
+recorded; what has no row has no token. A JSON document has `logical_count`, as SGLang takes it
+with --init-expert-location (`srt/eplb/expert_location.py`): tokens by layer and expert, or by
+step, layer and expert.
 """
 
 import csv
@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm import files
+from fastcomm.checks import shortened
 from fastcomm.dispatch.options import MOST_EXPERTS, MOST_LAYERS
-from fastcomm.dispatch.placement import Loads
+from fastcomm.dispatch.placement import Loads, Placement
 from fastcomm.errors import ConfigError, FastcommError
 
 StepLoads = NDArray[np.float64]  # shape (steps, layers, experts)
@@ -191,3 +192,49 @@ def _of_json(path: Path) -> StepLoads:
             "[steps, layers, experts]"
         )
     return loads.reshape(-1, *loads.shape[-2:])
+
+
+def read_placements(path: Path, layers: int, experts: int, gpus: int) -> tuple[Placement, ...]:
+    """Read placements: `physical_to_logical` of each layer, as `dispatch place --json` has it.
+
+    SGLang's `physical_to_logical_map`, a list per layer, is read as well.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or has other layers, experts or GPUs.
+
+    """
+    document = files.json(path)
+    rows: Any = None
+    if isinstance(document, dict):
+        rows = document.get("physical_to_logical_map")
+        if rows is None and isinstance(document.get("layers"), list):
+            own = [layer for layer in document["layers"] if isinstance(layer, dict)]
+            rows = [layer.get("physical_to_logical") for layer in own]
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise ConfigError(
+            f"{path}: no layers with physical_to_logical, as `fastcomm dispatch place --json` "
+            "writes, and no physical_to_logical_map"
+        )
+    if len(rows) != layers:
+        raise ConfigError(f"{path}: {len(rows)} layers, but the workload has {layers}")
+    for number, row in enumerate(rows):
+        _check_row(row, f"{path}: layer {number}", experts, gpus)
+    return tuple(
+        Placement(logical=np.array(row, np.int64), experts=experts, gpus=gpus) for row in rows
+    )
+
+
+def _check_row(row: list[Any], where: str, experts: int, gpus: int) -> None:
+    """Raise `ConfigError` unless a row has every expert, and equally many for each GPU."""
+    bad = [one for one in row if type(one) is not int or not 0 <= one < experts]
+    if bad:
+        raise ConfigError(
+            f"{where}: {shortened(bad[0])} is not an expert from 0 to {experts - 1}"
+        )
+    if len(row) % gpus or set(row) != set(range(experts)):
+        raise ConfigError(
+            f"{where}: {len(row)} replicas; expected all {experts} experts, and equally many "
+            f"on each of {gpus} GPUs"
+        )

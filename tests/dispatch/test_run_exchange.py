@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from fastcomm.cli.main import main
 from fastcomm.dispatch.options import DispatchOptions
-from fastcomm.dispatch.recorded import (
+from fastcomm.dispatch.run_exchange import (
     BY_BYTES,
     Exchange,
     RecordedTraffic,

@@ -1,66 +1,23 @@
-"""Simulate a workload before and after a placement of its experts, and count the moves."""
+"""What a placement of experts gains: schedules before and after it, and the moves."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.dispatch.moves import DriftStep, MoveCosts, bounded, drift, moves_to, settled
-from fastcomm.dispatch.options import PlaceOptions, ReplicaRule
+from fastcomm.dispatch.drift import DriftStep, MoveCosts, drift
+from fastcomm.dispatch.moves import bounded, moves_to, settled
+from fastcomm.dispatch.options import PlaceOptions
 from fastcomm.dispatch.placement import Loads, Placement, heaviest, place
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.sampler import layer_key
 from fastcomm.dispatch.schedules import Terms
 from fastcomm.dispatch.simulation import NS, Simulation, simulate
-from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
-from fastcomm_kernels import dispatch
-from fastcomm_kernels.arrays import Ids
-
-RULES: tuple[str, ...] = get_args(ReplicaRule)
-# Mixed into the seed, so that placement draws other numbers than the workload.
-_OWN_STREAM = 0x504C4143
-
-
-def _placed_layers(
-    workload: Workload, placements: Sequence[Placement], rule: str
-) -> Iterator[LayerTokens]:
-    """Yield the layers of a workload with each token at a replica chosen by `rule`."""
-    recipe = workload.recipe
-    if rule not in RULES:
-        raise ConfigError(f"invalid rule {rule!r}: expected one of {', '.join(RULES)}")
-    tables = [_tables(placement, recipe) for placement in placements]
-    for number, layer in enumerate(workload.layers()):
-        key = layer_key(recipe.seed ^ _OWN_STREAM, number, 0)
-        place = number % len(placements)
-        yield replace(
-            layer,
-            expert=_choose_replicas(layer, tables[place], RULES.index(rule), key),
-            home=placements[place].home,
-        )
-
-
-def _tables(placement: Placement, recipe: Recipe) -> tuple[Ids, Ids, Ids]:
-    """Return the start of each expert's replicas, the physical experts, and their nodes."""
-    order = np.argsort(placement.logical, kind="stable").astype(np.int32)
-    start = np.concatenate([[0], np.cumsum(placement.replicas)]).astype(np.int32)
-    return start, order, (placement.home[order] // recipe.gpus_per_node).astype(np.int32)
-
-
-def _choose_replicas(
-    layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64
-) -> Ids:
-    """Return the physical experts of each token; `tables` are from `_tables`."""
-    out = np.empty(layer.expert.shape, np.int32)
-    src_node = (layer.src // layer.width).astype(layer.src.dtype)
-    with np.errstate(over="ignore"):
-        dispatch.replicated(0, key, src_node, layer.expert, tables, rule, out)
-    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -148,7 +105,7 @@ class PlacementResult(TableResult):
         return {"rule": self.rule, "imbalance": f"{before:.2f} before, {after:.2f} after"}
 
 
-def simulate_placement(
+def place_experts(
     workload: Workload,
     strategies: Sequence[str],
     terms: Terms,
@@ -157,7 +114,7 @@ def simulate_placement(
     loads: NDArray[np.float64] | None = None,
     placed: Sequence[Placement] | None = None,
 ) -> PlacementResult:
-    """Simulate a workload before and after a placement of the experts of each layer.
+    """Place the experts of each layer, and simulate the workload before and after.
 
     Parameters
     ----------
@@ -185,11 +142,10 @@ def simulate_placement(
     copies = round(options.replicas * recipe.experts), options.groups
     cluster = recipe.num_nodes, recipe.gpus
     if placed is None:
-        before = simulate(workload, strategies, terms)
-        today = [_own(recipe)] * recipe.num_layers
+        start, today = workload, [_own(recipe)] * recipe.num_layers
     else:
-        layers = _placed_layers(workload, placed, rule)
-        before, today = simulate(workload, strategies, terms, layers=layers), list(placed)
+        start, today = workload.placed(placed, rule), list(placed)
+    before = simulate(start, strategies, terms)
     measured = None if loads is None else loads.sum(axis=0)
     loads = _loads(before, workload, placed) if loads is None else loads
     if loads.shape[2] != recipe.experts or (loads < 0).any():
@@ -204,9 +160,7 @@ def simulate_placement(
         for load, old in zip(loads.sum(axis=0), today, strict=True)
     )
     counts = np.array([moves_to(old, new) for old, new in zip(today, placements, strict=True)])
-    after = simulate(
-        workload, strategies, terms, layers=_placed_layers(workload, placements, rule)
-    )
+    after = simulate(workload.placed(placements, rule), strategies, terms)
     costs = _costs(after if placed is None else before, options)
     return PlacementResult(
         before=before,

@@ -101,6 +101,27 @@ def alias_table(law: Shares, dtype: type) -> tuple[NDArray[np.uint64], NDArray[n
     return threshold, np.array(alias, dtype)
 
 
+def draw(
+    recipe: Recipe,
+    *,
+    popularity: Sequence[float] | None = None,
+    sources: Sequence[int] | None = None,
+    threads: int = 1,
+) -> Iterator[tuple[Ids, Ids]]:
+    """Yield source GPU and experts of each layer of a recipe.
+
+    `popularity` is the weight of each expert, `sources` the tokens of each GPU, and `threads`
+    the number of threads. Raises `ConfigError` if the recipe cannot be drawn.
+    """
+    if recipe.law == "seed":
+        return layers_of_seed(recipe)
+    if recipe.law == "table":
+        raise ConfigError(
+            "invalid law `table`: it stands for routing from a file; choose another to draw"
+        )
+    return layers(recipe, popularity=popularity, sources=sources, threads=threads)
+
+
 def layers(
     recipe: Recipe,
     *,

@@ -1,4 +1,4 @@
-"""Test the formats of measured loads of experts."""
+"""Test the formats of measured loads of experts, and of placements."""
 
 import json
 
@@ -8,7 +8,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from fastcomm.dispatch.loads import read_loads
+from fastcomm.dispatch.expert_files import read_loads, read_placements
 from fastcomm.errors import ConfigError
 
 LOADS = np.random.default_rng(1).integers(1, 99, (3, 2, 4)).astype(float)
@@ -113,3 +113,26 @@ def test_columns_of_other_types_are_errors(tmp_path):
     pq.write_table(table.set_column(0, "layer", pa.nulls(len(table))), path)
     with pytest.raises(ConfigError, match="column layer"):
         read_loads(path, 2, 4)
+
+
+@pytest.mark.parametrize(("text", "error"), [
+    ("[]", "no layers with physical_to_logical"),
+    ('{"layers": [3]}', "0 layers, but the workload has 1"),
+    ('{"layers": [{"physical_to_logical": [0, 1]}]}', "2 replicas; expected all 8 experts"),
+    ('{"physical_to_logical_map": [[0,1,2,3,4,5,6,"a"]]}', "is not an expert"),
+    ('{"physical_to_logical_map": [[0,1,2,3,4,5,6,8]]}', "8 is not an expert"),
+    ('{"physical_to_logical_map": 7}', "no layers"),
+    ("{", "not JSON"),
+])  # fmt: skip
+def test_a_file_without_placements_is_an_error(tmp_path, text, error):
+    path = tmp_path / "before.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=error):
+        read_placements(path, 1, 8, 4)
+
+
+def test_the_maps_of_sglang_are_placements(tmp_path):
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps({"physical_to_logical_map": [[1, 0, 3, 2, 5, 4, 7, 6]]}))
+    (placement,) = read_placements(path, 1, 8, 4)
+    assert placement.logical.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
