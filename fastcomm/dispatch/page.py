@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastcomm.dispatch import tables
-from fastcomm.dispatch.evaluation import ExchangeError, ExchangeEvaluation
+from fastcomm.dispatch.evaluation import ExchangeError, ExchangeEvaluation, FittedConstant
 from fastcomm.dispatch.model_exchange import ModelExchange
 from fastcomm.dispatch.placement_gain import PlacementResult
 from fastcomm.dispatch.run_exchange import RunExchange
 from fastcomm.dispatch.schedules import LOAD_NAMES
-from fastcomm.dispatch.simulation import NS, Simulation, StrategyResult
+from fastcomm.dispatch.simulation import NS, Simulation, StrategyResult, in_ns
 from fastcomm.dispatch.sweep import DispatchSweep
 from fastcomm.dispatch.tables import NO_TIME
 from fastcomm.hardware.expert_exchange import FAMILIES, PHASES
@@ -81,9 +81,7 @@ def _headline(ranked: list[StrategyResult]) -> pages.Sentence:
     best = ranked[0]
     return (
         f"{best.name} is the fastest: ",
-        pages.fact(
-            "dispatch-simulate.strategies.total_latency_ns", best.total_s * NS, pages.ns
-        ),
+        _time("dispatch-simulate.strategies.total_latency_ns", best.total_s),
         ", ",
         pages.fact(
             "dispatch-simulate.strategies.times_optimal",
@@ -97,12 +95,10 @@ def _headline(ranked: list[StrategyResult]) -> pages.Sentence:
 
 def _facts(result: Simulation, ranked: list[StrategyResult]) -> tuple[pages.Fact, ...]:
     """Return the best possible time and the NIC bandwidth; `ranked` has the fastest first."""
-    optimal = ranked[0].optimal_s * NS if ranked else None
+    optimal = ranked[0].optimal_s if ranked else None
     inter = float(result.terms.links.inter)
     return (
-        pages.fact(
-            "dispatch-simulate.strategies.optimal_ns", optimal, pages.ns, label="best possible"
-        ),
+        _time("dispatch-simulate.strategies.optimal_ns", optimal, label="best possible"),
         pages.fact(
             "dispatch-simulate.terms.inter_bytes_per_s", inter, pages.rate, label="NIC of a GPU"
         ),
@@ -147,6 +143,22 @@ def _times(ranked: list[StrategyResult]) -> Section:
 def _seconds(value: float) -> str:
     """Format seconds in a suitable unit."""
     return pages.ns(value * NS)
+
+
+def _time(key: str, seconds: float | None, **texts: str) -> pages.Fact:
+    """Return a time in seconds as a fact; `texts` are those of `pages.fact`."""
+    return pages.fact(key, in_ns(seconds), pages.ns, **texts)
+
+
+def _part(place: int, name: str, seconds: list[float], tips: list[str]) -> Part:
+    """Return one of several bars in each row; `place` among them gives its look."""
+    return Part(
+        name=name,
+        look=line_look(place)[0],
+        values=[value * _MS for value in seconds],
+        labels=list(map(_seconds, seconds)),
+        tips=tips,
+    )
 
 
 def _marks(names: list[str], label: str, seconds: list[float], symbol: str) -> RowMarks:
@@ -215,7 +227,7 @@ def kernels(result: ModelExchange) -> Page:
         f"top {layer.topk} of {pages.many(layer.experts, 'expert')}",
         headline=(
             f"{FAMILIES[fastest.family].title} is the fastest: a layer takes ",
-            pages.fact("dispatch-compare.kernels.layer_ns", fastest.layer_s * NS, pages.ns),
+            _time("dispatch-compare.kernels.layer_ns", fastest.layer_s),
             ", ",
             pages.fact(
                 "dispatch-compare.kernels.times_optimal", fastest.times_optimal, pages.times
@@ -242,15 +254,8 @@ def _kernels(result: ModelExchange) -> Section:
     parts = []
     for place, phase in enumerate(PHASES):
         times = [one.phases[phase].total_s for one in result.kernels]
-        parts.append(
-            Part(
-                name=phase,
-                look=line_look(place)[0],
-                values=[seconds * _MS for seconds in times],
-                labels=list(map(_seconds, times)),
-                tips=row_tips(names, phase, times, _seconds),
-            )
-        )
+        tips = row_tips(names, phase, times, _seconds)
+        parts.append(_part(place, phase, times, tips))
     bound = [sum(p.bound_s for p in one.phases.values()) for one in result.kernels]
     marks = (_marks(names, "best possible for its bytes", bound, "diamond"),)
     drawn = figure(
@@ -303,8 +308,34 @@ def _pairs(copies: Matrix) -> Section:
 
 def recorded(result: RunExchange) -> Page:
     """Return the page of what schedules would save of the all-to-alls of a run."""
-    run = result.run
-    pairs = pages.pairs_figure(
+    run, why = result.run, result.no_savings or ""
+    schedules = Section(
+        name="recorded",
+        title="What would other schedules take?",
+        lead=(
+            f"{pages.many(run.exchanges, 'all-to-all')} of {pages.many(run.steps, 'step')}, at "
+            "the efficiency of the run.",
+        ),
+        blocks=(_recorded_schedules(result),),
+    )
+    return Page(
+        title="All-to-alls of a run",
+        source=run.path,
+        headline=(
+            "All-to-alls take ",
+            _time("dispatch-run.measured_ns", result.measured_s),
+            " of a step.",
+        ),
+        facts=(_time("dispatch-run.bound_ns", result.bound_s, label="bound", why=why),),
+        sections=(schedules, _recorded_pairs(result)),
+        warnings=tuple(filter(None, (result.no_savings, *result.unanswered.values()))),
+    )
+
+
+def _recorded_pairs(result: RunExchange) -> Section:
+    """Return the section on the bytes between the ranks of a run."""
+    fullest = pages.fact("dispatch-run.fullest_rank", result.fullest, pages.times)
+    drawn = pages.pairs_figure(
         result.sent / _MB,
         result.ranks,
         unit="MB",
@@ -312,46 +343,11 @@ def recorded(result: RunExchange) -> Page:
         title="Bytes of a step from GPU to GPU",
         term="dispatch-run.rank_pair_bytes",
     )
-    fullest = pages.fact("dispatch-run.fullest_rank", result.fullest, pages.times)
-    return Page(
-        title="All-to-alls of a run",
-        source=run.path,
-        headline=(
-            "All-to-alls take ",
-            pages.fact("dispatch-run.measured_ns", result.measured_s * NS, pages.ns),
-            " of a step.",
-        ),
-        facts=(
-            pages.fact(
-                "dispatch-run.bound_ns",
-                None if result.bound_s is None else result.bound_s * NS,
-                pages.ns,
-                label="bound",
-                why=result.no_savings or "",
-            ),
-        ),
-        sections=(
-            Section(
-                name="recorded",
-                title="What would other schedules take?",
-                lead=(
-                    f"{pages.many(run.exchanges, 'all-to-all')} of "
-                    f"{pages.many(run.steps, 'step')}, at the efficiency of the run.",
-                ),
-                blocks=(_recorded_schedules(result),),
-            ),
-            Section(
-                name="pairs",
-                title="Which ranks exchange the most?",
-                lead=(
-                    "In the slowest group, the fullest rank has ",
-                    fullest,
-                    " the mean bytes.",
-                ),
-                blocks=(pairs,),
-            ),
-        ),
-        warnings=tuple(filter(None, (result.no_savings, *result.unanswered.values()))),
+    return Section(
+        name="pairs",
+        title="Which ranks exchange the most?",
+        lead=("In the slowest group, the fullest rank has ", fullest, " the mean bytes."),
+        blocks=(drawn,),
     )
 
 
@@ -422,52 +418,58 @@ def placement(result: PlacementResult) -> Page:
 
 def evaluation(result: ExchangeEvaluation) -> Page:
     """Return the page of measured expert all-to-alls beside predictions."""
-    errors = result.errors
-    blocks: tuple[pages.Block, ...] = ()
-    if errors:
-        names = [
-            f"{one.gpu} {one.family}, {counted(one.nodes, 'node')}, {one.phase}"
-            for one in errors
-        ]
-        drawn = figure(
-            "errors-chart",
-            "Median error of predictions",
-            "Bars of the median error by GPU, kernels, nodes and phase; the table has all.",
-            row_bars(
-                names,
-                [one.median_error for one in errors],
-                pages.percent,
-                "median error, %",
-                1 / _PERCENT,
-            ),
-            "dispatch-evaluate.errors.median_error",
-        )
-        blocks = drawn, pages.shown(tables.exchange_errors(errors))
-    else:
-        blocks = (pages.shown(tables.exchange_times(result.rows)),)
+    errors, calibration = result.errors, result.calibration
     notes = [f" {line}." for line in tables.extrapolated_rows(result)]
-    sections = [
-        Section(
-            name="evaluation",
-            title="How far off are predictions?" if errors else "What is predicted?",
-            lead=(f"{pages.many(len(result.rows), 'row')} on {result.cluster}.", *notes),
-            blocks=blocks,
-        )
-    ]
-    if result.calibration is not None:
-        fit = pages.shown(tables.fitted_constants(result.calibration))
-        checked = (pages.shown(tables.held_out(result.held_out)),) if result.held_out else ()
-        lead = (" ".join(f"{line}." for line in tables.calibration_notes(result)),)
-        title = "What do the constants fit?"
-        sections.append(
-            Section(name="calibration", title=title, lead=lead, blocks=(*checked, fit))
-        )
+    predicted = Section(
+        name="evaluation",
+        title="How far off are predictions?" if errors else "What is predicted?",
+        lead=(f"{pages.many(len(result.rows), 'row')} on {result.cluster}.", *notes),
+        blocks=(_errors_figure(errors), pages.shown(tables.exchange_errors(errors)))
+        if errors
+        else (pages.shown(tables.exchange_times(result.rows)),),
+    )
     return Page(
         title="Measured expert all-to-alls",
         source=result.cluster,
         headline=(_evaluated(errors),),
         facts=(),
-        sections=tuple(sections),
+        sections=(predicted,)
+        if calibration is None
+        else (predicted, _calibration(result, calibration)),
+    )
+
+
+def _errors_figure(errors: Sequence[ExchangeError]) -> Figure:
+    """Return the chart of the median error of each kind of row."""
+    bars = row_bars(
+        [
+            f"{one.gpu} {one.family}, {counted(one.nodes, 'node')}, {one.phase}"
+            for one in errors
+        ],
+        [one.median_error for one in errors],
+        pages.percent,
+        "median error, %",
+        1 / _PERCENT,
+    )
+    return figure(
+        "errors-chart",
+        "Median error of predictions",
+        "Bars of the median error by GPU, kernels, nodes and phase; the table has all.",
+        bars,
+        "dispatch-evaluate.errors.median_error",
+    )
+
+
+def _calibration(result: ExchangeEvaluation, constants: Sequence[FittedConstant]) -> Section:
+    """Return the section on constants fitted to the rows, and their errors on other rows."""
+    shown = [tables.fitted_constants(constants)]
+    if result.held_out:
+        shown.insert(0, tables.held_out(result.held_out))
+    return Section(
+        name="calibration",
+        title="What do the constants fit?",
+        lead=(" ".join(f"{line}." for line in tables.calibration_notes(result)),),
+        blocks=tuple(map(pages.shown, shown)),
     )
 
 
@@ -530,19 +532,11 @@ def _sweep_bars(grid: DispatchSweep, labels: list[str]) -> BarChart:
     parts = []
     for place, name in enumerate(grid.points[0].strategies):
         times = [point.strategies[name].total_s for point in grid.points[: len(labels)]]
-        formatted = [pages.ns(seconds * NS) for seconds in times]
-        parts.append(
-            Part(
-                name=name,
-                look=line_look(place)[0],
-                values=[seconds * _MS for seconds in times],
-                labels=formatted,
-                tips=[
-                    f"{name}, {label}: {time}"
-                    for label, time in zip(labels, formatted, strict=True)
-                ],
-            )
-        )
+        tips = [
+            f"{name}, {label}: {_seconds(time)}"
+            for label, time in zip(labels, times, strict=True)
+        ]
+        parts.append(_part(place, name, times, tips))
     height = _BAR * len(parts) + _BAR
     return BarChart(
         rows=labels, parts=parts, title="dispatch, ms", is_stacked=False, row_height=height
