@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fastcomm
 import fastcomm_kernels
-from fastcomm.metrics.view import COMM
+from fastcomm.metrics.rank_arrays import COMM
 from fastcomm_kernels import intervals
 
 ROOT = Path(fastcomm.__file__).parent
@@ -41,9 +41,9 @@ DESCRIPTIONS = {
     "fastcomm.isp.explanation.memory_terms",
     "fastcomm.isp.explanation.time_terms",
     "fastcomm.planning.search.bottleneck",
-    "fastcomm.metrics.gaps.outside_sentence",
-    "fastcomm.metrics.gaps.outside_warning",
-    "fastcomm.metrics.gaps.reason",
+    "fastcomm.metrics.outside_steps.outside_sentence",
+    "fastcomm.metrics.outside_steps.outside_warning",
+    "fastcomm.metrics.missing_data.reason",
     "fastcomm.idle.totals.explained",
     "fastcomm.idle.totals.largest",
     "fastcomm.idle.totals.sentence",

@@ -195,11 +195,11 @@ def _parallelisms(metrics: "Metrics") -> pa.Table:
 
 def _unknown(metrics: "Metrics") -> tuple[tuple[str, str], ...]:
     """Return what is unknown of a run, and why."""
-    from fastcomm.metrics import gaps
+    from fastcomm.metrics import missing_data
 
     rows = [
         (one["what"], f"{one['reason']} (ranks {ranges(one['ranks'])})")
-        for one in gaps.unknown(metrics.missing)
+        for one in missing_data.unknown(metrics.missing)
     ]
     return (*rows, *_unread(metrics.skipped, metrics.ranks, metrics.expected_ranks))
 

@@ -20,7 +20,7 @@ from fastcomm import preparation
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.executors.executor import OpenedRun, of_each
 from fastcomm.formats.perfetto.ranks import SUFFIXES
-from fastcomm.metrics.across import expected_members
+from fastcomm.metrics.across_ranks import expected_members
 from fastcomm.metrics.agreement import Agreement, gather_alike
 from fastcomm.metrics.computation import material_of
 from fastcomm.metrics.matching import MESSAGE_COLUMNS, AlignedEvents, Share

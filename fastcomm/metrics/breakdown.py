@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics import spill_files
 from fastcomm.metrics.outliers import lower_median
-from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
+from fastcomm.metrics.rank_arrays import COMM, COMPUTE, COPY, MASKS, RankArrays, sets, tag_bit
 from fastcomm.trace.columns import Groups, percentile
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm_kernels import intervals
@@ -57,18 +57,18 @@ class Breakdown:
         return max(TAGS, key=lambda tag: self.exact[f"exposed_{tag}"] or 0.0)
 
 
-def _category_columns(view: View) -> dict[str, pa.Array]:
+def _category_columns(arrays: RankArrays) -> dict[str, pa.Array]:
     """Return the ns of each category, of both breakdowns, per iteration."""
-    comm = view.comm
+    comm = arrays.comm
     values = np.zeros(len(comm.start), np.int64)
-    shape = (len(view.number), len(TAGS))
+    shape = (len(arrays.number), len(TAGS))
     lengths = intervals.totals(comm.start, comm.stop, values, comm.iteration, comm.tag, shape)[
         1
     ]
     spec = dict(zip((f"comm_{tag}" for tag in TAGS), lengths.T, strict=True))
-    communicating, *parts = view.covered(_SETS)
-    spec["compute"] = view.time - communicating
-    spec["idle"] = view.time - spec["compute"] - lengths.sum(axis=1)
+    communicating, *parts = arrays.covered(_SETS)
+    spec["compute"] = arrays.time - communicating
+    spec["idle"] = arrays.time - spec["compute"] - lengths.sum(axis=1)
     return {
         **{f"spec_{name}_ns": pa.array(spec[name]) for name in SPEC},
         **{f"exact_{name}_ns": pa.array(part) for name, part in zip(EXACT, parts, strict=True)},
@@ -118,16 +118,16 @@ class RankTime:
     max_ns: int
 
 
-def iteration_columns(view: View) -> dict[str, pa.Array]:
+def iteration_columns(arrays: RankArrays) -> dict[str, pa.Array]:
     """Return rank, number, times (ns), categories and overlap, a value per iteration each."""
     return {
-        "rank": pa.array(view.rank),
-        "iteration": pa.array(view.number),
-        "start_ns": pa.array(view.start - view.moved),
-        "stop_ns": pa.array(view.stop - view.moved),
-        "time_ns": pa.array(view.time),
-        **_category_columns(view),
-        **_overlap_columns(view),
+        "rank": pa.array(arrays.rank),
+        "iteration": pa.array(arrays.number),
+        "start_ns": pa.array(arrays.start - arrays.moved),
+        "stop_ns": pa.array(arrays.stop - arrays.moved),
+        "time_ns": pa.array(arrays.time),
+        **_category_columns(arrays),
+        **_overlap_columns(arrays),
     }
 
 
@@ -268,9 +268,9 @@ _OVERLAP_SETS = sets(
 )
 
 
-def _overlap_columns(view: View) -> dict[str, pa.Array]:
+def _overlap_columns(arrays: RankArrays) -> dict[str, pa.Array]:
     """Return ns of communication, and of its overlap with compute, in total and by tag."""
-    covered = view.covered(_OVERLAP_SETS)
+    covered = arrays.covered(_OVERLAP_SETS)
     return {name: pa.array(row) for name, row in zip(_NAMES, covered, strict=True)}
 
 
@@ -313,15 +313,15 @@ class PhaseWindows:
     p95_ns: float
 
 
-def window_rows(view: View) -> pa.Table:
+def window_rows(arrays: RankArrays) -> pa.Table:
     """Return a row per window: rank, iteration, tags as indices into TAGS, length in ns."""
-    comm = view.comm
+    comm = arrays.comm
     columns = intervals.phases(comm.start, comm.stop, comm.tag, comm.iteration)
     length, source, target, segment = intervals.windows(*columns)
     return pa.table(
         {
-            "rank": view.rank[segment],
-            "iteration": view.number[segment],
+            "rank": arrays.rank[segment],
+            "iteration": arrays.number[segment],
             "from": source,
             "to": target,
             "window_ns": length,

@@ -18,8 +18,14 @@ from fastcomm.formats.runs import with_world
 from fastcomm.hardware.clusters import load_node
 from fastcomm.idle import totals
 from fastcomm.idle.totals import IdleName
-from fastcomm.metrics import gaps, spill_files, traffic
-from fastcomm.metrics.across import Across, Material, across, clock_warnings, matching_warnings
+from fastcomm.metrics import missing_data, outside_steps, spill_files, traffic
+from fastcomm.metrics.across_ranks import (
+    AcrossRanks,
+    Material,
+    clock_warnings,
+    matching_warnings,
+    measure_across_ranks,
+)
 from fastcomm.metrics.agreement import Agreement, gather_alike
 from fastcomm.metrics.breakdown import (
     Breakdown,
@@ -37,8 +43,8 @@ from fastcomm.metrics.breakdown import (
 )
 from fastcomm.metrics.findings.detection import symptoms
 from fastcomm.metrics.findings.finding import Finding, findings_table, in_order
-from fastcomm.metrics.findings.parts import StepTimes
 from fastcomm.metrics.findings.slow_gemms import slow_gemms
+from fastcomm.metrics.findings.symptoms import StepTimes
 from fastcomm.metrics.network import (
     FoundNodes,
     LevelUse,
@@ -57,8 +63,8 @@ from fastcomm.metrics.partial import (
     described,
     iteration_clock,
     merge,
-    missing_data,
     note_warnings,
+    ranks_with_missing_data,
     tag_warnings,
     with_steps,
 )
@@ -127,7 +133,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     partial = with_steps(partial)
     material, covered = material_of(partial), _Coverage.of(partial, world_size)
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
-    comparison, tables = across(material, clock_alignment, spread)
+    comparison, tables = measure_across_ranks(material, clock_alignment, spread)
     over_all = _over_all(partial, material.batches, tags, spread)
     sent = _SentBytes.of(partial, node_facts or NodeFacts(), covered)
     times = rank_times(partial.iterations)
@@ -158,7 +164,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         group_tags=group_tags or {},
         warnings=(
             *warnings,
-            *gaps.fewer_steps(times, covered.ranks, covered.steps),
+            *missing_data.fewer_steps(times, covered.ranks, covered.steps),
             *_warnings(partial, covered, comparison),
             *sent.nodes.warnings,
         ),
@@ -183,14 +189,14 @@ def _facts(notes: Sequence[RankNote]) -> dict[str, Any]:
     return {
         "found_by": tuple(sorted({note.found_by for note in notes if note.found_by})),
         "iteration_clock": iteration_clock(notes),
-        "outside": gaps.outside(note.device_time for note in notes),
+        "outside": outside_steps.outside(note.device_time for note in notes),
         "gpus": tuple(sorted({note.gpu for note in notes if note.gpu is not None})),
     }
 
 
-def _warnings(partial: Partial, covered: "_Coverage", comparison: Across) -> list[str]:
+def _warnings(partial: Partial, covered: "_Coverage", comparison: AcrossRanks) -> list[str]:
     """Return the warnings about traces, parallelisms, clocks and matching."""
-    outside = gaps.outside(note.device_time for note in partial.notes)
+    outside = outside_steps.outside(note.device_time for note in partial.notes)
     return [
         *note_warnings(partial.notes, covered.missing, outside),
         *tag_warnings(partial.groups),
@@ -214,7 +220,7 @@ class _Coverage:
         stated = agreed_size((note.rank, note.world_size) for note in partial.notes)
         return cls(
             ranks=tuple(note.rank for note in partial.notes),
-            missing=missing_data(partial.notes),
+            missing=ranks_with_missing_data(partial.notes),
             steps=len(pc.unique(partial.iterations["iteration"].drop_null())),
             world_size=world_size or stated,
         )
@@ -266,7 +272,7 @@ class _Summary:
     def of(
         cls,
         iterations: pa.Table,
-        across: Across,
+        across: AcrossRanks,
         volume: dict[str, Volume],
         tags: Sequence[int],
         *,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import gaps
+from fastcomm.metrics import missing_data
 from fastcomm.metrics.breakdown import Breakdown, IterationTimes
 from fastcomm.metrics.findings.finding import LEAST_FINDING, Finding
 from fastcomm.metrics.outliers import HeatArrays, lower_median
@@ -54,7 +54,7 @@ def headline(run: RunSummary) -> str:
     """Return the first sentence of a report: the largest part of the step."""
     parts, step = run.breakdown.parts, run.iteration.mean_ns
     if parts is None or step is None:
-        return f"The largest part of the step is n/a: {gaps.reason(run.missing)}."
+        return f"The largest part of the step is n/a: {missing_data.reason(run.missing)}."
     largest = max(parts, key=lambda part: parts[part])
     share = parts[largest]
     sentence = (

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.metrics.rank_arrays import RankArrays
 from fastcomm.metrics.spill_files import NS
-from fastcomm.metrics.view import View
 from fastcomm.trace.columns import alike, filled, lookup, nullable, sums
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import ranges
@@ -329,7 +329,7 @@ class Network:
         }
 
 
-def sent_by_rank(view: View) -> pa.Table:
+def sent_by_rank(arrays: RankArrays) -> pa.Table:
     """Sum up what ranks send, by parallelism, kind of operation, group and receiver.
 
     Messages that a rank receives, barriers and groups of one rank send nothing.
@@ -342,12 +342,12 @@ def sent_by_rank(view: View) -> pa.Table:
         duration `rated_bytes` and `rated_ns`.
 
     """
-    comm = view.comm
+    comm = arrays.comm
     kind = _KIND_OF_OP[comm.op]
     partner = np.where(kind == _MESSAGE, comm.partner, NULL)
     received = (partner != NULL) & ~comm.sends
     own = np.flatnonzero(~received & (kind != _NOTHING) & (comm.group_size != 1))
-    rank = view.rank[comm.iteration[own]]
+    rank = arrays.rank[comm.iteration[own]]
     first, place = alike(rank, comm.tag[own], kind[own], comm.group[own], partner[own])
     moved, took, count = comm.bus_bytes[own], comm.stop[own] - comm.start[own], len(first)
     size = np.where(moved == NULL, 0, moved)

@@ -15,10 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.idle import totals
-from fastcomm.metrics import breakdown, gaps, network, rank_pairs, spill_files, traffic
+from fastcomm.metrics import (
+    breakdown,
+    missing_data,
+    network,
+    outside_steps,
+    rank_pairs,
+    spill_files,
+    traffic,
+)
 from fastcomm.metrics.options import ByteKind
+from fastcomm.metrics.outside_steps import Outside, RankOutside
+from fastcomm.metrics.rank_arrays import RankArrays, Stack
 from fastcomm.metrics.spill_files import EventBatch
-from fastcomm.metrics.view import Stack, View
 from fastcomm.ranks.group_tags import GroupTags, agreed, table_of_tags, with_tags
 from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.iterations import NO_MARKS, WHOLE
@@ -45,7 +54,7 @@ class RankNote:
     missing: tuple[str, ...] = ()  # data, keys of trace.MISSING_DATA
     clock: str | None = None
     clock_notes: tuple[str, ...] = ()
-    device_time: gaps.RankOutside | None = None  # null where times or steps are unknown
+    device_time: RankOutside | None = None  # null where times or steps are unknown
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
     is_host_run: bool = False  # whether the host computes and communicates, without a device
     steps: str = ""  # numbers of all its iterations, as in "0-3, 7"
@@ -124,40 +133,42 @@ class Partial:
                     for trace in traces
                 ]
             )
-        view = View.of(stack, byte_kind, only)
+        arrays = RankArrays.of(stack, byte_kind, only)
         return cls(
             notes=tuple(
                 _note(trace, outside, by_host=by_host)
-                for trace, outside in zip(traces, gaps.outside_by_rank(stack), strict=True)
+                for trace, outside in zip(
+                    traces, outside_steps.outside_by_rank(stack), strict=True
+                )
             ),
-            iterations=gaps.in_iterations(
+            iterations=missing_data.in_iterations(
                 pa.table(
                     {
-                        **breakdown.iteration_columns(view),
-                        **totals.iteration_columns(view.idle),
-                        **traffic.iteration_columns(view),
+                        **breakdown.iteration_columns(arrays),
+                        **totals.iteration_columns(arrays.idle),
+                        **traffic.iteration_columns(arrays),
                     }
                 ),
                 missing,
             ),
-            events=gaps.in_events(traffic.rows(view), missing),
-            windows=gaps.in_windows(breakdown.window_rows(view), missing),
-            groups=_group_rows(stack, view.labels),
-            members=_group_members(stack, view.labels),
+            events=missing_data.in_events(traffic.rows(arrays), missing),
+            windows=missing_data.in_windows(breakdown.window_rows(arrays), missing),
+            groups=_group_rows(stack, arrays.labels),
+            members=_group_members(stack, arrays.labels),
             tagged=_tagged(stack),
             idle=totals.evidence(on_clock, idle_times, only),
-            sent=network.sent_by_rank(view),
-            exchanged=rank_pairs.exchanged_by_rank(stack, view),
+            sent=network.sent_by_rank(arrays),
+            exchanged=rank_pairs.exchanged_by_rank(stack, arrays),
         )
 
 
-def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote:
+def _note(trace: Trace, outside: RankOutside, *, by_host: bool) -> RankNote:
     """Return notes on a rank's trace; `by_host` ignores iterations on the device's clock."""
     meta = trace.meta
     on_device = trace.device_iterations is not None and not by_host
     clock = "device" if on_device else "host" if outside.recorded_ns else None
     if not on_device:
-        outside = replace(outside, early_events=gaps.early_events(trace))
+        outside = replace(outside, early_events=outside_steps.early_events(trace))
     has_reason = trace.device_iterations is None
     return RankNote(
         rank=meta.rank,
@@ -178,7 +189,7 @@ def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote
     )
 
 
-def missing_data(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
+def ranks_with_missing_data(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
     """Return the ranks with missing data, by key of `trace.MISSING_DATA`."""
     by_key = {
         key: tuple(note.rank for note in notes if key in note.missing) for key in MISSING_DATA
@@ -202,7 +213,9 @@ def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
 
 
 def note_warnings(
-    notes: Sequence[RankNote], missing: Mapping[str, Sequence[int]], outside: gaps.Outside
+    notes: Sequence[RankNote],
+    missing: Mapping[str, Sequence[int]],
+    outside: Outside,
 ) -> list[str]:
     """Return the warnings about the traces of all ranks.
 
@@ -217,15 +230,15 @@ def note_warnings(
 
     """
     by_clock = (
-        gaps.outside_warning(
+        outside_steps.outside_warning(
             outside,
             iteration_clock(notes),
             is_host_run=any(note.is_host_run for note in notes),
         ),
-        gaps.early_warning(note.device_time for note in notes),
+        outside_steps.early_warning(note.device_time for note in notes),
     )
     return [
-        *gaps.sentences(missing, len(notes)),
+        *missing_data.sentences(missing, len(notes)),
         *filter(None, by_clock),
         *warnings_of_run((note.rank, note.clock_notes) for note in notes),
         *warnings_of_ranks(notes),

@@ -17,8 +17,8 @@ import pyarrow as pa
 from fastcomm import preparation
 from fastcomm.errors import TraceFileError
 from fastcomm.files import Limits, aside, opened
-from fastcomm.metrics.gaps import RankOutside
 from fastcomm.metrics.options import ByteKind
+from fastcomm.metrics.outside_steps import RankOutside
 from fastcomm.metrics.partial import Partial, RankNote
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OPS

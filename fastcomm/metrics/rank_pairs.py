@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.metrics.view import Stack, View
+from fastcomm.metrics.rank_arrays import RankArrays, Stack
 from fastcomm.trace.columns import alike, filled, nullable, sums
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OP, SPLITS
@@ -37,7 +37,7 @@ _SCHEMA = pa.schema(
 )
 
 
-def exchanged_by_rank(stack: Stack, view: View) -> pa.Table:
+def exchanged_by_rank(stack: Stack, arrays: RankArrays) -> pa.Table:
     """Sum up what the all-to-alls of ranks send to each rank, and receive from it.
 
     Returns
@@ -47,11 +47,11 @@ def exchanged_by_rank(stack: Stack, view: View) -> pa.Table:
         `received_bytes`. Events without splits have a row without a peer.
 
     """
-    comm = view.comm
+    comm = arrays.comm
     own = np.flatnonzero(comm.op == OP["AllToAll"])
     if not len(own):
         return _SCHEMA.empty_table()
-    rank, tag = view.rank[comm.iteration[own]], comm.tag[own]
+    rank, tag = arrays.rank[comm.iteration[own]], comm.tag[own]
     row, peer, moved = _listed(stack, comm.row[own])
     without = np.setdiff1d(np.arange(len(own)), row)
     of = np.concatenate([row, without])

@@ -10,8 +10,8 @@ import pyarrow as pa
 from fastcomm.hardware.gpus import FloatArray, StepFlops
 from fastcomm.idle import totals
 from fastcomm.idle.totals import IdleName
-from fastcomm.metrics import gaps
-from fastcomm.metrics.across import Across, plain
+from fastcomm.metrics import missing_data
+from fastcomm.metrics.across_ranks import AcrossRanks, plain
 from fastcomm.metrics.breakdown import (
     Breakdown,
     IterationTimes,
@@ -22,11 +22,11 @@ from fastcomm.metrics.breakdown import (
     StepMeans,
 )
 from fastcomm.metrics.findings.finding import Finding
-from fastcomm.metrics.gaps import Outside
 from fastcomm.metrics.headline import RunSummary, headline, health
 from fastcomm.metrics.network import Network
 from fastcomm.metrics.options import ByteKind
 from fastcomm.metrics.outliers import Heat
+from fastcomm.metrics.outside_steps import Outside
 from fastcomm.metrics.rank_pairs import RankPairs, matrix
 from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume, divided
 from fastcomm.ranks.group_tags import GroupTags
@@ -80,7 +80,7 @@ class Metrics(Result):
     bandwidth: dict[str, Bandwidth]
     volume: dict[str, Volume]
     overlap: Overlap
-    across: Across
+    across: AcrossRanks
     network: Network
     rank_pairs: RankPairs
     exposure: dict[str, Exposure] = field(default_factory=dict)  # by tag
@@ -254,7 +254,7 @@ class Metrics(Result):
             **self.across.to_dict(),
             "flops": self.flops.to_dict(),
             **self._own("throughput"),
-            "unknown": gaps.unknown(self.missing),
+            "unknown": missing_data.unknown(self.missing),
             "warnings": list(self.warnings),
             "failed": [asdict(rank) for rank in self.skipped],
         }

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from fastcomm.errors import inert_parts
 from fastcomm.idle import totals
-from fastcomm.metrics import gaps
-from fastcomm.metrics.across import Across
+from fastcomm.metrics import outside_steps
+from fastcomm.metrics.across_ranks import AcrossRanks
 from fastcomm.metrics.links import Link
 from fastcomm.metrics.result import NO_FLOPS, Metrics
 from fastcomm.metrics.skew import RankWaits, Skew
@@ -239,7 +239,7 @@ def waits(ranks: Sequence[RankWaits]) -> ResultTable:
     )
 
 
-def waits_by_parallelism(across: Across) -> ResultTable:
+def waits_by_parallelism(across: AcrossRanks) -> ResultTable:
     """Return the ranks that cause the longest waits, and their own waits by parallelism."""
     tags = [tag for tag in TAGS if any(row.tag == tag for row in across.waits)]
     wait = {(row.rank, row.tag): row.wait_ns for row in across.waits}
@@ -272,7 +272,7 @@ def _kind(row: Skew | Link) -> str:
     return f"{row.tag} {row.op}"
 
 
-def skew(across: Across) -> ResultTable:
+def skew(across: AcrossRanks) -> ResultTable:
     """Return arrival skew and transfer time by class of collectives, by wait time."""
     return ResultTable(
         name="skew-table",
@@ -330,7 +330,7 @@ def links(rows: Sequence[Link]) -> ResultTable:
     )
 
 
-def slow_links(across: Across) -> TerminalTable:
+def slow_links(across: AcrossRanks) -> TerminalTable:
     """Return the first groups whose collectives are slower than those of similar groups."""
     return shown(links([row for row in across.links if row.is_slow]).top(_MOST_ROWS))
 
@@ -351,7 +351,7 @@ def _members(link: Link) -> str:
     return f"{link.group or 'undefined'}: {text}"
 
 
-def notes_across(across: Across) -> list[str]:
+def notes_across(across: AcrossRanks) -> list[str]:
     """Return explanations of the tables that compare ranks."""
     note = across.matching.note
     notes_ = [note] if note else []
@@ -715,8 +715,8 @@ def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
             "or [[tags]] in --config."
         )
     on_host = metrics.is_host_run
-    outside = gaps.outside_sentence(metrics.outside, is_host_run=on_host)
-    if outside and not gaps.outside_warning(
+    outside = outside_steps.outside_sentence(metrics.outside, is_host_run=on_host)
+    if outside and not outside_steps.outside_warning(
         metrics.outside, metrics.iteration_clock, is_host_run=on_host
     ):
         yield f"{outside}."

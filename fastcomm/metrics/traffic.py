@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fastcomm.metrics.rank_arrays import RankArrays
 from fastcomm.metrics.skew import Wait
 from fastcomm.metrics.spill_files import NS, rate
-from fastcomm.metrics.view import View
 from fastcomm.trace.columns import Groups, filled, nullable
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OP
@@ -102,7 +102,7 @@ class Bandwidth:
     events_without_duration: int
 
 
-def rows(view: View) -> pa.Table:
+def rows(arrays: RankArrays) -> pa.Table:
     """Return a row per communication event inside an iteration.
 
     `start_ns` is on the clock of the rank's trace. `exposed_ns` is the exposed time before the
@@ -111,13 +111,15 @@ def rows(view: View) -> pa.Table:
     `step` is the iteration's number, where it is the job's.
     Of unknown group, sequence number, stream, size, bytes and partner the value is null.
     """
-    comm = view.comm
+    comm = arrays.comm
     return pa.table(
         {
-            "rank": view.rank[comm.iteration],
-            "iteration": view.number[comm.iteration],
+            "rank": arrays.rank[comm.iteration],
+            "iteration": arrays.number[comm.iteration],
             "step": nullable(
-                np.where(view.is_numbered[comm.iteration], view.number[comm.iteration], NULL)
+                np.where(
+                    arrays.is_numbered[comm.iteration], arrays.number[comm.iteration], NULL
+                )
             ),
             "tag": comm.tag,
             "op": comm.op,
@@ -126,7 +128,7 @@ def rows(view: View) -> pa.Table:
             "call_id": nullable(comm.call_id),
             "stream": nullable(comm.stream),
             "group_size": nullable(comm.group_size),
-            "start_ns": comm.start - view.moved[comm.iteration],
+            "start_ns": comm.start - arrays.moved[comm.iteration],
             "duration_ns": comm.stop - comm.start,
             "alone_ns": comm.alone,
             "exposed_ns": comm.exposed,
@@ -217,23 +219,23 @@ def _nullable(values: Floats) -> pa.Array:
     return pa.array(values, mask=np.isnan(values))
 
 
-def iteration_columns(view: View) -> dict[str, pa.Array]:
+def iteration_columns(arrays: RankArrays) -> dict[str, pa.Array]:
     """Return bytes per iteration, null where an event's bytes are unknown; and such events.
 
     Collectives of the host, beside those of a device, have columns of their own.
     """
-    comm = view.comm
+    comm = arrays.comm
     is_known = comm.bytes != NULL
-    total = np.zeros(len(view.number), np.int64)
+    total = np.zeros(len(arrays.number), np.int64)
     np.add.at(total, comm.iteration[is_known], comm.bytes[is_known])
-    unknown = np.zeros(len(view.number), np.int64)
+    unknown = np.zeros(len(arrays.number), np.int64)
     np.add.at(unknown, comm.iteration[~is_known], 1)
     return {
         "comm_bytes": pa.array(total, mask=unknown > 0),
         "events_without_bytes": pa.array(unknown),
-        "host_comm_events": pa.array(view.on_host.events),
-        "host_comm_ns": pa.array(view.on_host.union),
-        "host_comm_alone_ns": pa.array(view.on_host.alone),
+        "host_comm_events": pa.array(arrays.on_host.events),
+        "host_comm_ns": pa.array(arrays.on_host.union),
+        "host_comm_alone_ns": pa.array(arrays.on_host.alone),
     }
 
 

@@ -6,7 +6,7 @@ If no collectives are matched across ranks, the section gives the reason.
 from collections.abc import Sequence
 
 from fastcomm.metrics import tables
-from fastcomm.metrics.across import Across
+from fastcomm.metrics.across_ranks import AcrossRanks
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.skew import RankWaits
 from fastcomm.show import pages
@@ -104,7 +104,7 @@ _POINTS = (
 )
 
 
-def _skew_figure(across: Across) -> Figure:
+def _skew_figure(across: AcrossRanks) -> Figure:
     """Return points of arrival skew and transfer time by class of collectives.
 
     They are sorted by wait time; the first are drawn, and the table has all.

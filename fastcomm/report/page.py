@@ -11,7 +11,7 @@ from fastcomm import arrow_files
 from fastcomm.critical_path import page as critical_path_page
 from fastcomm.critical_path.candidates import Candidate
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.metrics import gaps, traffic_page, waits_page
+from fastcomm.metrics import missing_data, traffic_page, waits_page
 from fastcomm.metrics import page as metrics_page
 from fastcomm.metrics.findings.suggestions import Suggestions
 from fastcomm.metrics.result import NO_FLOPS, Metrics
@@ -78,7 +78,7 @@ def run_page(
         Data files next to the page, each with a description.
 
     """
-    why = gaps.reason(metrics.missing)
+    why = missing_data.reason(metrics.missing)
     return Page(
         title="Communication report",
         source=" ".join(paths),

@@ -22,8 +22,8 @@ from fastcomm.metrics.computation import compute_metrics
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.metrics.result import Metrics
 from fastcomm.ranks.group_tags import GroupTags, agreed, tagged_ops
-from fastcomm.sql.collectives import matched_collectives
 from fastcomm.sql.events import EventScan
+from fastcomm.sql.matched_collectives import matched_collectives
 from fastcomm.sql.result import ViewRead
 from fastcomm.sql.views import COLLECTIVES, EVENTS, KERNELS, RANKS, RunView
 from fastcomm.trace.run import SkippedRank, Source

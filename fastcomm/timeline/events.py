@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.metrics.matching import Clocks, match_events
+from fastcomm.metrics.rank_arrays import COMPUTE, COPY, MASKS, tag_bit
 from fastcomm.metrics.result import Metrics
-from fastcomm.metrics.view import COMPUTE, COPY, MASKS, tag_bit
 from fastcomm.ranks.arrivals import CommunicationEvents
 from fastcomm.trace.columns import block_lengths, filled
 from fastcomm.trace.parallelisms import TAGS
@@ -173,7 +173,7 @@ _SETS = np.zeros((len(MASKS), len(BIN_KINDS)), np.int64)
 
 
 def _kind_of_mask(mask: int) -> str:
-    """Return what the time of a mask of `view.MASKS` counts as."""
+    """Return what the time of a mask of `rank_arrays.MASKS` counts as."""
     tags = [tag for number, tag in enumerate(TAGS) if mask & tag_bit(number)]
     if mask & COMPUTE:
         return "compute"
@@ -215,7 +215,7 @@ def occupancy(columns: Arrays, edges: Ints) -> NDArray[np.uint8]:
 
     """
     classes = []
-    # The classes of `view.MASKS`, in which a whole graph is compute.
+    # The classes of `rank_arrays.MASKS`, in which a whole graph is compute.
     of_class = np.where(columns["kind"] == _GRAPH, _COMPUTE, columns["kind"])
     for kind in range(len(KINDS)):
         own = take(columns, of_class == kind)

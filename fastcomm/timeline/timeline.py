@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.executors.executor import OpenedRun, Task, both
-from fastcomm.metrics import gaps
+from fastcomm.metrics import missing_data
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings.finding import Finding, ShownEvents
 from fastcomm.metrics.result import Metrics
@@ -486,7 +486,7 @@ def find_timeline(
     """
     iterations = metrics.tables["iterations"]
     if not iterations.num_rows or iterations["start_ns"].null_count:
-        return gaps.reason(metrics.missing)
+        return missing_data.reason(metrics.missing)
     if "events" not in metrics.tables:
         return "the metrics were computed without tables of events"
     detailed = _detailed(metrics, ranks)

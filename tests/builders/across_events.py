@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from fastcomm.idle.causes import CAUSES
 from fastcomm.metrics import outliers, traffic
-from fastcomm.metrics.across import Material, across
+from fastcomm.metrics.across_ranks import Material, measure_across_ranks
 from fastcomm.metrics.spill_files import cut
 from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.run import one_by_one
@@ -52,7 +52,7 @@ def ask(ranks, events, clocks):
         groups=groups(),
         members=groups().select(["group", "ranks"]),
     )
-    return across(material, clocks, one_by_one)
+    return measure_across_ranks(material, clocks, one_by_one)
 
 
 def table(events):

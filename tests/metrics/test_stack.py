@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fastcomm.executors import executor
 from fastcomm.executors.executor import Task, both
-from fastcomm.metrics import view
+from fastcomm.metrics import rank_arrays
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.synthetic.job import Job
 
@@ -89,8 +89,8 @@ def moved(each, by):
 def test_ranks_that_take_too_long_together_are_measured_apart():
     job = Job.of(2, steps=1)
     ranks = [moved(trace(job, rank), 1 << 61) for rank in range(2)]
-    assert view.Stack.of(ranks[:1], [None]) is not None
-    assert view.Stack.of(ranks, [None] * len(ranks)) is None
+    assert rank_arrays.Stack.of(ranks[:1], [None]) is not None
+    assert rank_arrays.Stack.of(ranks, [None] * len(ranks)) is None
     same(ranks)
 
 
@@ -100,7 +100,7 @@ def test_ranks_that_begin_too_early_are_measured_apart():
     steps = ranks[1].iterations
     start = pa.array([-(2**63)])
     ranks[1] = replace(ranks[1], iterations=steps.set_column(1, steps.schema.field(1), start))
-    assert view.Stack.of(ranks, [None] * len(ranks)) is None
+    assert rank_arrays.Stack.of(ranks, [None] * len(ranks)) is None
 
 
 CALLS = []
@@ -128,7 +128,7 @@ def test_small_ranks_are_measured_together_up_to_a_limit(monkeypatch):
 
 def test_one_rank_is_not_copied():
     one = trace(Job.of(2), 0)
-    found = view.Stack.of([one], [None])
+    found = rank_arrays.Stack.of([one], [None])
     for ours, theirs in ((found.events, one.events), (found.comm, one.comm)):
         start = theirs["start"].chunk(0).buffers()[1].address
         assert ours["start"].chunk(0).buffers()[1].address == start

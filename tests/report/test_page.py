@@ -28,7 +28,7 @@ from click.testing import CliRunner
 from fastcomm.cli.main import main
 from fastcomm.errors import inert, shell_quoted
 from fastcomm.formats.runs import open_run
-from fastcomm.metrics import gaps, waits_page
+from fastcomm.metrics import missing_data, waits_page
 from fastcomm.metrics import page as metrics_page
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.partial import Partial, merge
@@ -76,9 +76,9 @@ def of_lacking(parts, word):
         replace(
             part,
             notes=tuple(replace(note, missing=(word,)) for note in part.notes),
-            iterations=gaps.in_iterations(part.iterations, (word,)),
-            events=gaps.in_events(part.events, (word,)),
-            windows=gaps.in_windows(part.windows, (word,)),
+            iterations=missing_data.in_iterations(part.iterations, (word,)),
+            events=missing_data.in_events(part.events, (word,)),
+            windows=missing_data.in_windows(part.windows, (word,)),
         )
         for part in parts
     ]

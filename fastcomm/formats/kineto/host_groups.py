@@ -21,7 +21,7 @@ from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.kineto.categories import ON_HOST, scan
 from fastcomm.formats.kineto.chrome import Scanned
-from fastcomm.formats.kineto.collectives import groups_of_rank
+from fastcomm.formats.kineto.communication_records import groups_of_rank
 from fastcomm.formats.kineto.host import HostCollectives, named_rows
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.iterations import PROFILER_STEP

@@ -26,7 +26,7 @@ from fastcomm.formats.kineto.categories import (
     work_categories,
 )
 from fastcomm.formats.kineto.chrome import Scanned, Selection
-from fastcomm.formats.kineto.collectives import find_collectives, groups_of_rank
+from fastcomm.formats.kineto.communication_records import find_collectives, groups_of_rank
 from fastcomm.formats.kineto.devices import (
     ProcessDevice,
     is_on_device,

@@ -18,7 +18,7 @@ from fastcomm.formats.assembly import TraceOptions, assemble
 from fastcomm.formats.config import Config
 from fastcomm.formats.nsys import communicators, schema
 from fastcomm.formats.nsys import report as nsys_report
-from fastcomm.formats.nsys.collectives import find_collectives, launch_points
+from fastcomm.formats.nsys.communication_launches import find_collectives, launch_points
 from fastcomm.formats.nsys.communicators import Communicator, CommunicatorRecords
 from fastcomm.formats.nsys.events import read_creations, read_events, set_aside_unnamed
 from fastcomm.formats.nsys.export import Export

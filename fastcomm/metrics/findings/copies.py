@@ -1,7 +1,7 @@
 """Memory copies that overlap neither compute nor communication take much of the step."""
 
 from fastcomm.metrics.findings.finding import Evidence, Finding, Next, ShownEvents
-from fastcomm.metrics.findings.parts import StepTimes, finding_of_part, sentence
+from fastcomm.metrics.findings.symptoms import StepTimes, finding_of_part, sentence
 
 KIND = "copies"
 

@@ -15,7 +15,6 @@ from fastcomm.metrics.findings import (
 )
 from fastcomm.metrics.findings.finding import LEAST_FINDING, Finding, in_order
 from fastcomm.metrics.findings.late_rank import late_rank
-from fastcomm.metrics.findings.parts import StepTimes
 from fastcomm.metrics.findings.suspects import (
     Measurements,
     awaited,
@@ -24,6 +23,7 @@ from fastcomm.metrics.findings.suspects import (
     sharing,
     without_slack,
 )
+from fastcomm.metrics.findings.symptoms import StepTimes
 from fastcomm.metrics.outliers import LEAST_SHARE
 from fastcomm.metrics.skew import RankWaits
 

@@ -2,7 +2,7 @@
 
 from fastcomm.metrics.breakdown import EXACT
 from fastcomm.metrics.findings.finding import Evidence, Finding, Fix, Next, ShownEvents, Sketch
-from fastcomm.metrics.findings.parts import StepTimes, finding_of_part, sentence
+from fastcomm.metrics.findings.symptoms import StepTimes, finding_of_part, sentence
 from fastcomm.metrics.traffic import divided
 from fastcomm.options import EditOptions
 from fastcomm.units import percent

@@ -4,7 +4,7 @@ from fastcomm.idle import totals
 from fastcomm.idle.causes import BY_CAUSE
 from fastcomm.metrics.findings.finding import Evidence, Finding, Fix, Next, Sketch
 from fastcomm.metrics.findings.late_hosts import PURPOSE_ON_HOST, cause_facts
-from fastcomm.metrics.findings.parts import StepTimes, finding_of_part, sentence
+from fastcomm.metrics.findings.symptoms import StepTimes, finding_of_part, sentence
 from fastcomm.options import EditOptions
 from fastcomm.units import format_ns, percent
 

@@ -331,7 +331,7 @@ def test_users_of_a_communicator_are_its_members_only_if_all_ranks_are_present()
 
 
 def test_parts_are_numbered_in_their_communicator_and_kind():
-    from fastcomm.formats.nsys.collectives import numbers
+    from fastcomm.formats.nsys.communication_launches import numbers
 
     rows = [("ncclAllReduce", c, 1) for c in (5, 6, 5, 5)] + [("ncclSend", 5, 1, 0)]
     found = operations.find_operations(nccl(*rows))

@@ -56,7 +56,7 @@ class Offset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Across:
+class AcrossRanks:
     """Results that need several ranks. Times are ns, as means over steps."""
 
     clock_alignment: ClockAlignment  # of the clocks on which times of ranks are compared
@@ -134,9 +134,9 @@ class Material:
     is_host_run: bool = False  # whether ranks compute and communicate without a device
 
 
-def across(
+def measure_across_ranks(
     material: Material, clock_alignment: ClockAlignment, spread: Spread
-) -> tuple[Across, dict[str, pa.Table]]:
+) -> tuple[AcrossRanks, dict[str, pa.Table]]:
     """Compare ranks: waits, skew, links, outliers and the causes of lost time.
 
     Parameters
@@ -150,7 +150,7 @@ def across(
 
     Returns
     -------
-    tuple of Across and dict
+    tuple of AcrossRanks and dict
         The result, and its tables by name.
 
     """
@@ -183,7 +183,7 @@ def across(
         idle=totals.by_rank(material.iterations),
     )
     slow = slow_links(links_, comparison, grid, is_host_run=material.is_host_run)
-    result = Across(
+    result = AcrossRanks(
         clock_alignment=clock_alignment,
         offsets=_all_offsets(material.ranks, comparison.offsets),
         unaligned=comparison.clocks.unaligned,
@@ -231,7 +231,7 @@ def expected_members(material: Material) -> ExpectedMembers:
     )
 
 
-def clock_warnings(result: Across) -> Iterator[str]:
+def clock_warnings(result: AcrossRanks) -> Iterator[str]:
     """Yield a warning if clocks of ranks that communicate are unknown."""
     if result.clock_alignment == "none" or not result.unaligned:
         return
@@ -265,7 +265,7 @@ def matching_warnings(matching: Matching) -> Iterator[str]:
     )
 
 
-def _tables(result: Across, grid: HeatArrays) -> dict[str, pa.Table]:
+def _tables(result: AcrossRanks, grid: HeatArrays) -> dict[str, pa.Table]:
     """Return the tables by name."""
     return {
         "heat": heat_.table(grid),

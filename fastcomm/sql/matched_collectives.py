@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from fastcomm import preparation
 from fastcomm.executors.executor import OpenedRun
-from fastcomm.metrics.across import expected_members
+from fastcomm.metrics.across_ranks import expected_members
 from fastcomm.metrics.agreement import Agreement, gather_alike
 from fastcomm.metrics.computation import material_of
 from fastcomm.metrics.matching import AlignedEvents, Share

@@ -193,7 +193,7 @@ class HostTime(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class RankArrays:
     """Arrays of some ranks from which partials are computed; times are those of `Stack`."""
 
     rank: Ints  # of each iteration
