@@ -61,9 +61,9 @@ def _rows(trace: Trace, critical: CriticalPath, rows: Ints, number: Ints) -> Tra
     event = pa.array(number[comm["event"].to_numpy()])
     ids = pa.array(critical.events.ids(rows.astype(np.int32)))
     args = pa.table({"position": ids})
-    if trace.args is not None:
-        others = [name for name in trace.args.column_names if name != "position"]
-        args = trace.args.select(others).take(at).append_column("position", ids)
+    if trace.is_whole:
+        others = [name for name in trace.arguments.column_names if name != "position"]
+        args = trace.arguments.select(others).take(at).append_column("position", ids)
     return replace(
         trace,
         events=trace.events.take(at).combine_chunks(),

@@ -171,8 +171,8 @@ def _join(
     trace: Trace, ops: Ints, operators: Sequence[TracedOperator]
 ) -> tuple[dict[int, int], str]:
     """Return the event's row of each operator by its id, and how they were matched."""
-    args = trace.args
-    if args is not None and "record_function" in args.column_names:
+    args = trace.arguments
+    if "record_function" in args.column_names:
         number = filled(args["record_function"])[ops]
         has_id = (number != NULL) & (number != 0)
         if has_id.any():

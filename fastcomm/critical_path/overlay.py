@@ -79,7 +79,7 @@ def write(trace: Trace, path: CriticalPath, target: Path, drawing: Drawing) -> N
 
     """
     source = place(trace.meta.path)
-    if not source.name.lower().endswith(SUFFIXES) or trace.args is None:
+    if not source.name.lower().endswith(SUFFIXES) or not trace.is_whole:
         raise ConfigError(
             f"{source}: --overlay draws into a copy of a JSON trace, and this is none; pass "
             "the trace of the PyTorch profiler"
@@ -161,8 +161,7 @@ def _pieces(
 def _critical(trace: Trace, path: CriticalPath) -> Flags:
     """Return which rows of the trace are on the path."""
     positions = np.array(path.event_ids, np.int64)
-    assert trace.args is not None
-    return np.isin(trace.args["position"].to_numpy(), positions)
+    return np.isin(trace.arguments["position"].to_numpy(), positions)
 
 
 def _events(

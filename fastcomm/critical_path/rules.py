@@ -134,15 +134,15 @@ class TraceEvents:
 
     def ids(self, rows: Numbers) -> Ints:
         """Return the positions of these rows in the file, or the rows if they are unknown."""
-        args = self.trace.args
-        if args is None or "position" not in args.column_names or not args.num_rows:
+        args = self.trace.arguments
+        if "position" not in args.column_names or not args.num_rows:
             return rows.astype(np.int64)
         return filled(args["position"])[rows]
 
     def _stream(self, rows: Numbers) -> pa.Array:
         """Return the stream that each event runs on or acts on; null without one."""
-        args = self.trace.args
-        if args is None or "on_stream" not in args.column_names:
+        args = self.trace.arguments
+        if "on_stream" not in args.column_names:
             stream = np.append(lane_streams(self.trace), NULL)[rows]
             return pa.array(stream, mask=stream == NULL)
         return args["on_stream"].take(pa.array(rows, mask=rows < 0))
@@ -513,8 +513,8 @@ def _forward_threads(selected: Selected, trace: Trace) -> dict[int, int]:
     )
     if len(backward) == len(forward) == 1 and backward != forward:
         return {backward[0]: forward[0]}
-    args = trace.args
-    if args is None or not {"sequence", "forward_thread"} <= set(args.column_names):
+    args = trace.arguments
+    if not {"sequence", "forward_thread"} <= set(args.column_names):
         return {}
     ops = np.flatnonzero(is_op)
     sequence = filled(args["sequence"])[rows.row[ops]]

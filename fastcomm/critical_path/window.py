@@ -386,8 +386,8 @@ class GraphNodes:
         """Read the order of some rows of a trace."""
         is_known, is_unordered = (np.zeros(len(order), np.bool_) for _ in range(2))
         none = np.empty(0, np.int32)
-        args = trace.args
-        if args is None or "on_lane" not in args.column_names:
+        args = trace.arguments
+        if "on_lane" not in args.column_names:
             return cls(is_known, is_unordered, none, none)
         is_unordered = filled(args["on_lane"])[order] == 1
         if "after" not in args.column_names:

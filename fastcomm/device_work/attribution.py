@@ -203,8 +203,8 @@ class Work:
     def _forward(self) -> Ints:
         """The row of the launch of each work, or in a backward pass of its forward operator."""
         events, launch = self.events, self.launch.copy()
-        args = self.trace.args
-        if args is None or "sequence" not in args.column_names:
+        args = self.trace.arguments
+        if "sequence" not in args.column_names:
             return launch
         sequence = filled(args["sequence"])
         is_backward = events.by_name(pc.starts_with(events.names, BACKWARD))
@@ -253,11 +253,11 @@ class TextColumn:
     @classmethod
     def of(cls, trace: Trace, name: str) -> Self:
         """Return a column of the arguments; null if the trace lacks it."""
-        if trace.args is None or name not in trace.args.column_names:
+        if name not in trace.arguments.column_names:
             return cls(
                 np.full(trace.events.num_rows, NONE, np.int64), pa.array([], pa.string())
             )
-        column = trace.args[name].combine_chunks()
+        column = trace.arguments[name].combine_chunks()
         return cls(filled(column.indices, NONE), column.dictionary)
 
     def text(self, row: int) -> str | None:

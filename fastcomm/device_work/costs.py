@@ -43,8 +43,8 @@ def why_unknown(work: Work) -> str | None:
     """Return why no FLOPs of a rank are known; None if some may be."""
     if work.trace.meta.is_host_run:
         return ON_HOST
-    args = work.trace.args
-    return NO_SHAPES if args is None or OPERANDS[0] not in args.column_names else None
+    args = work.trace.arguments
+    return NO_SHAPES if OPERANDS[0] not in args.column_names else None
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,8 @@ def _recomputed(work: Work, operators: CountedOperators) -> Flags | str:
         return inside
     if events.by_name(pc.match_substring(events.names, _COMPILED))[around[inside]].any():
         return _IS_COMPILED
-    args = work.trace.args
-    if args is None or not {"sequence", "forward_thread"} <= set(args.column_names):
+    args = work.trace.arguments
+    if not {"sequence", "forward_thread"} <= set(args.column_names):
         return _NO_SEQUENCE
     sequence, thread = (filled(args[name]) for name in ("sequence", "forward_thread"))
     if not (sequence >= 0).any():

@@ -216,7 +216,7 @@ class EventRows(EventColumns):
             If only the columns for metrics were read.
 
         """
-        if trace.args is None:
+        if not trace.is_whole:
             raise FastcommError(
                 f"{trace.meta.path}: only the columns for metrics were read. Read all events: "
                 "fastcomm.open(...).read(rank)"
@@ -232,7 +232,7 @@ class EventRows(EventColumns):
         """
         events, count = trace.events, trace.events.num_rows
         name = events["name"].combine_chunks()
-        args = events.slice(0, 0).select([]) if trace.args is None else trace.args
+        args = trace.arguments
         present = args.column_names
 
         def arg(key: str) -> Ints:

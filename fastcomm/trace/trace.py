@@ -162,7 +162,7 @@ class Trace:
     groups: pa.Table
     iterations: pa.Table  # by the host's marks
     meta: Meta
-    args: pa.Table | None = None  # columns of `schema.ARGS`, row by row of `events`
+    args: pa.Table | None = None  # see `arguments`; columns of `schema.ARGS`; None: not read
     device_iterations: pa.Table | None = None  # on the device's clock; null: use `iterations`
     device_notes: tuple[str, ...] = ()  # warnings about these, or why they are null
     device_begin: int | None = None  # start of the first device iteration if they are unused
@@ -256,6 +256,16 @@ class Trace:
             args=None if args is None else _args(args, events.num_rows),
             meta=meta,
         )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all events were read, and not only the columns for metrics."""
+        return self.args is not None
+
+    @property
+    def arguments(self) -> pa.Table:
+        """Arguments of the events, row by row; without columns unless the trace is whole."""
+        return self.events.select([]) if self.args is None else self.args
 
     def with_device_iterations(self, table: pa.Table | None, notes: tuple[str, ...]) -> Self:
         """Return the trace with iterations on the device's clock, and notes on them.

@@ -297,19 +297,22 @@ def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trac
     events = _events(trace)
     collectives = _collectives(trace, events, options.patterns)
     bare = replace(trace.meta, warnings=())
-    whole = trace.args is not None
     # Warnings that follow from the stored rules are dropped.
-    before = assemble(events, trace.lanes, collectives, replace(stored, whole=whole), bare)
+    before = assemble(
+        events, trace.lanes, collectives, replace(stored, whole=trace.is_whole), bare
+    )
     warnings = tuple(note for note in trace.meta.warnings if note not in before.meta.warnings)
     meta = replace(trace.meta, warnings=warnings)
-    again = assemble(events, trace.lanes, collectives, replace(options, whole=whole), meta)
+    again = assemble(
+        events, trace.lanes, collectives, replace(options, whole=trace.is_whole), meta
+    )
     return replace(again, args=trace.args)  # with texts, which events do not have
 
 
 def _events(trace: Trace) -> Events:
     """Return the stored events as a reader returns them."""
     name = trace.events["name"].combine_chunks()
-    args = trace.events.select([]) if trace.args is None else trace.args
+    args = trace.arguments
     more = {n: filled(args[n]) for n in args.column_names if n not in schema.TEXT_ARGS}
     stream = np.full(trace.events.num_rows, NULL, np.int64)
     stream[trace.comm["event"].to_numpy()] = filled(trace.comm["stream"])

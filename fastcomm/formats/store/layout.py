@@ -115,13 +115,12 @@ def table_name(name: str) -> str:
     return f"{name}.parquet"
 
 
-def stored_columns(args: pa.Schema | None) -> pa.Schema:
+def stored_columns(args: pa.Schema) -> pa.Schema:
     """Return the schema of a rank's file: `COLUMNS`, and the `ARGS` that its events have.
 
-    `args` is the schema of the trace's arguments, or None without any.
+    `args` is the schema of the trace's arguments.
     """
-    names = () if args is None else args.names
-    return pa.schema([*COLUMNS, *(field for field in ARGS if field.name in names)])
+    return pa.schema([*COLUMNS, *(field for field in ARGS if field.name in args.names)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
         "meta": {name: own for name, own in asdict(trace.meta).items() if name != "path"},
         **layout.of_trace(trace),
         "events": trace.events.num_rows,
-        "whole": trace.args is not None,
+        "whole": trace.is_whole,
         "partners": any(comm[name].null_count < comm.num_rows for name in PARTNERS),
         "row_groups": [-(-len(rows) // layout.ROW_GROUP) for rows in sections],
     }
@@ -226,12 +226,12 @@ def stored_rows(trace: Trace, ordered: pa.Table | None = None) -> pa.Table:
             for name in comm.column_names
             if name not in ("start", "stop", "event")
         },
-        **({} if trace.args is None else {n: trace.args[n] for n in trace.args.column_names}),
+        **{name: trace.arguments[name] for name in trace.arguments.column_names},
         "kind": _dictionary(events["kind"].to_numpy(), KINDS),
         "rank": pa.array(np.full(rows, trace.meta.rank, np.int32)),
         "event": pa.array(np.arange(rows, dtype=np.int32)),
     }
-    schema = layout.stored_columns(None if trace.args is None else trace.args.schema)
+    schema = layout.stored_columns(trace.arguments.schema)
     return pa.table([columns[name] for name in schema.names], schema.names).cast(schema)
 
 

@@ -315,7 +315,7 @@ def test_reading_everything_keeps_every_event_and_column(tmp_path):
         k.kernel("gemm", 30, 5, correlation=4),
     ]  # fmt: skip
     trace = read(tmp_path, events, TraceOptions(whole=True))
-    assert trace.args is not None
+    assert trace.is_whole
     found = {
         name: (KINDS[kind], sequence, stream, record)
         for name, kind, sequence, stream, record in zip(
@@ -337,7 +337,9 @@ def test_reading_everything_keeps_every_event_and_column(tmp_path):
     lanes = trace.lanes.to_pylist()
     sync = trace.events["name"].to_pylist().index("Stream Wait Event")
     assert lanes[trace.events["lane"][sync].as_py()]["is_device"]
-    assert read(tmp_path, events).args is None
+    narrow = read(tmp_path, events)
+    assert not narrow.is_whole
+    assert narrow.arguments.column_names == []
 
 
 @pytest.mark.parametrize(
@@ -366,11 +368,11 @@ def test_reading_everything_records_the_position_of_every_event(tmp_path):
     ]
     path = k.write(tmp_path / "rank0.json", rows, baseTimeNanoseconds=7_000)
     trace = kineto_reader.read(path, TraceOptions(whole=True))
-    assert trace.args is not None
+    assert trace.is_whole
     assert trace.args["position"].to_pylist() == [3, 1]
     assert trace.args["on_stream"].to_pylist() == [None, 7]
     assert trace.meta.base == 7_000
-    assert kineto_reader.read(path, TraceOptions()).args is None
+    assert not kineto_reader.read(path, TraceOptions()).is_whole
 
 
 def test_the_algorithm_and_protocol_of_a_kernel_are_in_its_name(tmp_path):

@@ -350,7 +350,7 @@ def test_reading_everything_includes_operators_and_waits(reports):
     assert "aten::mm" not in lean.events["name"].to_pylist()
     said = ["event", *PARTNERS]
     assert whole.comm.drop_columns(said).equals(lean.comm.drop_columns(said))
-    assert whole.args is not None
+    assert whole.is_whole
     assert whole.args["bytes"].null_count < whole.events.num_rows
 
 
@@ -367,7 +367,7 @@ def test_a_wait_refers_to_its_event_record(tmp_path):
             )
         }
     trace = open_run(path).read(0, "all")
-    assert trace.args is not None
+    assert trace.is_whole
     rows = zip(
         trace.events["correlation"].to_pylist(),
         trace.args["wait_stream"].to_pylist(),

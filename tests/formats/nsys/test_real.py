@@ -135,7 +135,7 @@ def test_the_whole_of_a_real_export_keeps_what_the_critical_path_needs(nsys):
 def test_a_wait_refers_to_its_event_record(nsys):
     run = open_run(nsys / "mfu_2gpu.sqlite")
     trace = run.read(0, "all")
-    assert trace.args is not None
+    assert trace.is_whole
     waits = pc.equal(trace.events["name"], "Stream Wait Event")
     # The cut-out file has no row of CUPTI_ACTIVITY_KIND_CUDA_EVENT.
     assert trace.args.filter(waits)["wait_stream"].null_count == pc.sum(waits).as_py() > 0

@@ -54,16 +54,16 @@ def ingested(real, tmp_path_factory):
 def same_tables(found, wanted):
     for name in TABLES:
         assert plain(getattr(found, name)) == plain(getattr(wanted, name)), name
-    assert (found.args is None) == (wanted.args is None)
-    if wanted.args is not None:
+    assert found.is_whole == wanted.is_whole
+    if wanted.is_whole:
         assert sorted(found.args.column_names) == sorted(wanted.args.column_names)
         names = found.args.column_names
         assert plain(found.args) == plain(wanted.args.select(names))
 
 
 def check_whole(trace, path):
-    found = store_reader.read(path, replace(WHOLE, whole=trace.args is not None))
-    if trace.args is not None:
+    found = store_reader.read(path, replace(WHOLE, whole=trace.is_whole))
+    if trace.is_whole:
         same_tables(found, trace)
     assert found.meta == replace(trace.meta, path=str(path))
     assert list(path.parent.iterdir()) == [path]
@@ -77,7 +77,7 @@ def check_device_work_and_the_rows_of_its_communication(trace, path):
     assert plain(found.comm.drop("event")) == plain(trace.comm.drop("event"))
     of_comm = found.events.take(found.comm["event"])
     assert plain(of_comm) == plain(trace.events.take(trace.comm["event"]))
-    assert found.args is None
+    assert not found.is_whole
 
 
 def check_codes_are_strings_in_the_file(trace, path):
