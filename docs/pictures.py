@@ -53,13 +53,13 @@ def _pages(folder: Path) -> tuple[Path, Path]:
     path = critical_path(run)
     metrics = compute(merge(parts), byte_kind="payload", link=_LINK)
     timeline = find_timeline(run, metrics, critical=path)
-    demo = page.run_page(metrics, ["demo"], critical=path, timeline=timeline)
+    demo = page.report_page(metrics, ["demo"], critical=path, timeline=timeline)
     write(Job.of(ranks=8, straggler=None), folder / "even")
     run = open_traces((folder / "even",), ReadOptions())
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     many = compute(html_page.many_ranks(parts, 512), byte_kind="payload", link=_LINK)
     pages.write(demo, folder / "demo.html")
-    pages.write(page.run_page(many, ["traces/"]), folder / "big.html")
+    pages.write(page.report_page(many, ["traces/"]), folder / "big.html")
     return folder / "demo.html", folder / "big.html"
 
 

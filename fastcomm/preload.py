@@ -47,6 +47,6 @@ leave_out_pandas()
 
 # Without room for a temporary file, workers load kernels themselves.
 with _ending_with(os.getppid()), suppress(OSError):
-    from fastcomm.preparation import run_kernels
+    from fastcomm.preparation import run_metric_kernels
 
-    run_kernels()
+    run_metric_kernels()

@@ -80,7 +80,7 @@ def compile_kernels() -> None:
     if _jit.is_compiled():
         return
     _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")
-    run_kernels()
+    run_metric_kernels()
     _jit.mark_compiled()
 
 
@@ -103,7 +103,7 @@ def compile_critical_path(compat: str | None = None) -> None:
 
         path = analyze(trace, Window(annotation=""))
         path.summary()
-        Replay(path).run([])
+        Replay(path).step_after([])
 
     compile_for("critical-path-corrected", replayed)
 
@@ -120,7 +120,7 @@ def compile_for(part: str, analysis: Callable[[Trace], object]) -> None:
     _jit.mark_compiled(part)
 
 
-def run_kernels() -> Partial:
+def run_metric_kernels() -> Partial:
     """Run every kernel that metrics need once; return the metrics of steps by host marks."""
     return Partial.of(_small_trace(TraceOptions()), by_host=True)
 

@@ -99,7 +99,7 @@ def try_each(replay: Replay, options: Sequence[EditOptions]) -> tuple[Candidate 
 
     The result is None where there is no edit, or where it selects nothing.
     """
-    plain = replay.run(())
+    plain = replay.step_after(())
     tried: list[Candidate | None] = []
     for option in options:
         candidate = None

@@ -213,7 +213,7 @@ class CriticalPath(FoundPath, Result):
         With `bottleneck`, also without each operation of the critical path, before the edits.
         """
         replay, edits = Replay(self), plan_.edits
-        replayed = replay.run(edits)
+        replayed = replay.step_after(edits)
         error, reason = replayed.replay_error_ns, candidates.unvalidated(replay)
         tried = None
         if not edits and not plan_.sweeps:

@@ -365,7 +365,7 @@ class Replay(peers.OwnedEdges):
         """Return the step time after edits, in ns."""
         return int(self.times(self.edited(edits))[0].max(initial=0))
 
-    def run(self, edits: Sequence[Edit]) -> EditedStep:
+    def step_after(self, edits: Sequence[Edit]) -> EditedStep:
         """Return the step time before and after edits, and the path of the edited graph."""
         for edit in edits:
             check_type(edit, Edit, "edit", "an Edit, of fastcomm.graph.edits.plan")

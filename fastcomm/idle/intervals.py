@@ -105,7 +105,9 @@ def idle_intervals(trace: Trace, start: Ints, stop: Ints) -> IdleIntervals:
     if not len(start):
         return IdleIntervals.of_parts([_parts()], events.texts)
     gaps = _Gaps.of(events, trace, (int(start[0]), int(stop[-1])))
-    parts = _host_run(host, gaps) if trace.meta.is_host_run else _device_run(host, gaps)
+    parts = (
+        _parts_on_host(host, gaps) if trace.meta.is_host_run else _parts_on_device(host, gaps)
+    )
     parts.append(_callbacks(events, trace))
     if (trace.comm["tag"].to_numpy() == TAG["PP"]).any():
         parts = [_as_bubbles(part) for part in parts]
@@ -222,7 +224,7 @@ def _launch_of(events: EventRows, work: Ints) -> Ints:
     return launch
 
 
-def _device_run(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
+def _parts_on_device(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
     """Return the parts of idle times of a device."""
     events, a, b = host.events, gaps.start, gaps.stop
     is_last = (gaps.work < 0) & (gaps.last_launch >= 0)
@@ -272,7 +274,7 @@ def _blamed(pieces: Pieces, drained: Ints) -> _Parts:
     return pieces.start, pieces.stop, cause, np.where(is_its, drained, pieces.name)
 
 
-def _host_run(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
+def _parts_on_host(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
     """Return the parts of idle times of a run without an accelerator."""
     layers = ThreadLayers.of_host_run(host)
     pieces = layers.pieces(gaps.start, gaps.stop, np.full(len(gaps.start), NONE))

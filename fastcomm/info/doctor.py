@@ -44,7 +44,7 @@ OPTIONAL = {
     "networkx": "hta.CPGraph.to_networkx",
 }
 _CGROUP = Path("/sys/fs/cgroup")
-# Expected numbers of the step that `run_kernels` measures, in ns.
+# Expected numbers of the step that `run_metric_kernels` measures, in ns.
 _EXPECTED = {
     "time_ns": 9000,
     "comm_union_ns": 2000,
@@ -199,7 +199,7 @@ def _compiled() -> Check:
 def _self_test() -> Check:
     """Measure a step, and compare the result with the expected numbers."""
     try:
-        row = preparation.run_kernels().iterations.to_pylist()[0]
+        row = preparation.run_metric_kernels().iterations.to_pylist()[0]
     except Exception as error:  # the report names the kind of any error
         return _failed("self-test", error)
     wrong = [name for name, expected in _EXPECTED.items() if row[name] != expected]

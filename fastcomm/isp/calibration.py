@@ -207,7 +207,7 @@ def calibrated(path: Path, cluster: Cluster) -> Calibration:
         return _links(path, cluster, waits=True)
     if path.suffix in _BENCHMARKS:
         return _links(path, cluster, waits=path.suffix == ".parquet")
-    return _fit_run(path, cluster)
+    return _fit_to_traces(path, cluster)
 
 
 def _links(path: Path, cluster: Cluster, *, waits: bool) -> Calibration:
@@ -219,7 +219,7 @@ def _links(path: Path, cluster: Cluster, *, waits: bool) -> Calibration:
     )
 
 
-def _fit_run(path: Path, cluster: Cluster) -> Calibration:
+def _fit_to_traces(path: Path, cluster: Cluster) -> Calibration:
     """Fit links and curves to traces as far as possible; raise an error if neither is."""
     from fastcomm.formats.runs import open_run
 

@@ -92,10 +92,10 @@ def run(
     measured = _measured(paths, replace(metrics, with_tables=wants_tables), reading, execution)
     if files.html is not None:
         from fastcomm.metrics.findings.suggestions import reading_arguments
-        from fastcomm.report import page as report_page
+        from fastcomm.report.page import report_page
         from fastcomm.show.pages import write as write_page
 
-        page = report_page.run_page(measured, paths, options=reading_arguments(reading))
+        page = report_page(measured, paths, options=reading_arguments(reading))
         write_page(page, files.html)
     if prometheus is not None:
         from fastcomm.metrics.prometheus import write as write_prometheus

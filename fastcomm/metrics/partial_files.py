@@ -157,7 +157,7 @@ def _checked(name: str, table: pa.Table) -> pa.Table:
 @cache
 def _schemas() -> dict[str, pa.Schema]:
     """Return the schema of each table, which those of any trace have."""
-    part = preparation.run_kernels()
+    part = preparation.run_metric_kernels()
     return {name: getattr(part, name).schema for name in _TABLES}
 
 

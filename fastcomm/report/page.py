@@ -50,7 +50,7 @@ _TO_RECORD = {
 _FLOPS = "shapes of operators: record_shapes=True, and pass --flops to fastcomm"
 
 
-def run_page(
+def report_page(
     metrics: Metrics,
     paths: Sequence[str],
     *,
@@ -205,7 +205,7 @@ def write_report(
     output = Path(output)
     beside = output.with_name(f"{output.stem}-data")
     place = (folder, str(folder)) if folder is not None else (beside, beside.name)
-    page = run_page(
+    page = report_page(
         results.metrics,
         paths,
         options=options,

@@ -412,8 +412,8 @@ class StageRun:
         plans = tuple(row.plan for row in self.rows)
         return StageSchedule(plans, launch, start, stop, tuple(self.reads))
 
-    def run(self) -> Iterator[None]:
-        """Run the program; yield while a message is not there."""
+    def execute(self) -> Iterator[None]:
+        """Execute the program; yield while a message is not there."""
         self._setup()
         slots = slots_of_stage(self.job, self.stage)
         self._receive(slots[0])
@@ -439,9 +439,9 @@ class StageRun:
 
     def _setup(self) -> None:
         """Add the work before the first layer of a step: copy the tokens, and embed them."""
-        self._run(WorkPlan("memset", "memset", COMPUTE, False), 1)
+        self._execute_alone(WorkPlan("memset", "memset", COMPUTE, False), 1)
         self._kernel("empty", 0)  # a row of length 0
-        self._run(WorkPlan("memcpy", "memcpy", COPY, False), _COPY_NS)
+        self._execute_alone(WorkPlan("memcpy", "memcpy", COPY, False), _COPY_NS)
         self._kernel("arange", _TOKENS_NS)
         self.pending[COPY] = None
         for plan in frame(self.job, SETUP):
@@ -532,11 +532,11 @@ class StageRun:
         waits = tuple(self.pending)
         if self.factor != 1:
             ns = np.rint(ns * self.factor).astype(np.int64)
-        self._run(WorkPlan("compute", name, COMPUTE, self.backward, waits=waits), ns)
+        self._execute_alone(WorkPlan("compute", name, COMPUTE, self.backward, waits=waits), ns)
         self.pending = {}
 
-    def _run(self, plan: WorkPlan, ns: Ints | int) -> None:
-        """Run work that waits for no other rank."""
+    def _execute_alone(self, plan: WorkPlan, ns: Ints | int) -> None:
+        """Execute work that waits for no other rank."""
         launch, start = self._begin(plan)
         stop = start + ns
         self.ends[plan.stream] = stop

@@ -97,7 +97,7 @@ def schedule_of(job: Job, number: int) -> StepSchedule:
         StageRun(job, number, stage, begin[stage * size : (stage + 1) * size], transfers)
         for stage in range(job.pp)
     ]
-    running = [stage.run() for stage in stages]
+    running = [stage.execute() for stage in stages]
     while running:
         running = [program for program in running if next(program, "ended") != "ended"]
     times = tuple(stage.times() for stage in stages)

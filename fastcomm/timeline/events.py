@@ -139,11 +139,11 @@ def merge_short(columns: Arrays, most: int, length: int) -> tuple[Arrays, int]:
     first = np.arange(len(columns["start"]))
     while len(first) > most and width <= length:
         width = max(2 * width, length >> 12, 1)
-        first = _first_of_runs(columns, width)
-    return (columns, 0) if not width else (_runs(columns, first), width)
+        first = _first_of_merged(columns, width)
+    return (columns, 0) if not width else (_merged(columns, first), width)
 
 
-def _first_of_runs(columns: Arrays, width: int) -> Ints:
+def _first_of_merged(columns: Arrays, width: int) -> Ints:
     """Return the first row of each run of short neighbors, and each other row."""
     kind, start, duration = (columns[name] for name in ("kind", "start", "duration"))
     is_short, stop = duration < width, start + duration
@@ -152,7 +152,7 @@ def _first_of_runs(columns: Arrays, width: int) -> Ints:
     return np.flatnonzero(np.append(True, ~joins))
 
 
-def _runs(columns: Arrays, first: Ints) -> Arrays:
+def _merged(columns: Arrays, first: Ints) -> Arrays:
     """Return an event per run of rows, named after its longest."""
     start, duration = columns["start"], columns["duration"]
     run = np.repeat(np.arange(len(first)), block_lengths(first, len(start)))

@@ -107,7 +107,7 @@ class _Process:
     def _write_all(self) -> None:
         while (recording := self.recordings.get()) is not None:
             try:
-                self.run = self.run or run_name(recording.world_size)
+                self.run = self.run or shared_run_name(recording.world_size)
                 _write(replace(recording, run=self.run))
             except Exception as error:  # nothing may disturb the training
                 self.warn(f"rank {recording.rank}: a window is not whole", error)
@@ -262,7 +262,7 @@ def _distributed() -> Any:
     return distributed if distributed.is_initialized() else None
 
 
-def run_name(world_size: int) -> str:
+def shared_run_name(world_size: int) -> str:
     """Return a name that all ranks of this run have, and no other run.
 
     The first rank that comes sets it in the store of the process group, which answers at once;

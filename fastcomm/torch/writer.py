@@ -166,7 +166,7 @@ def _report(recording: RankRecording, window: ProfiledWindow) -> None:
     """Wait for all ranks, print the first screen of the metrics, and write the page."""
     from fastcomm.metrics import tables
     from fastcomm.metrics.findings.suggestions import reading_arguments
-    from fastcomm.report.page import run_page
+    from fastcomm.report.page import report_page
     from fastcomm.show.console import plain_console, say
     from fastcomm.show.pages import write as write_page
 
@@ -174,8 +174,8 @@ def _report(recording: RankRecording, window: ProfiledWindow) -> None:
     reading, options = _options(recording)
     metrics = window.metrics(options, reading)
     page, console = window.folder / "report.html", plain_console()
-    say(console, f"fastcomm: {window.run}, the window before step {recording.step}")
+    say(console, f"fastcomm: {window.run_name}, the window before step {recording.step}")
     tables.show(metrics, console)
     arguments = reading_arguments(reading)
-    write_page(run_page(metrics, [str(window.folder)], options=arguments), page)
+    write_page(report_page(metrics, [str(window.folder)], options=arguments), page)
     say(console, f"fastcomm: the page of this window: {escape(str(page))}")

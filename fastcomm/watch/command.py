@@ -93,7 +93,9 @@ def _arriving(
         ready = [
             window for window in new if options.once or _is_ready(window, options.patience)
         ]
-        yield from sorted(ready, key=lambda window: (window.run, window.step, window.number))
+        yield from sorted(
+            ready, key=lambda window: (window.run_name, window.step, window.number)
+        )
         if options.once and not ready:
             raise FastcommError(
                 f"{directory}: no profiled window of fastcomm.torch.trace_handler; a copy "
@@ -151,6 +153,6 @@ def _write_prometheus(report: "WindowReport", path: Path) -> None:
     last = Gauge(
         name="fastcomm_window_steps",
         text="Steps that the run had done when the window ended.",
-        values=(({"run": report.window.run}, float(report.window.step)),),
+        values=(({"run": report.window.run_name}, float(report.window.step)),),
     )
     write(report.metrics, path, [last])

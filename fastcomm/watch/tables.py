@@ -30,7 +30,7 @@ def line(report: WindowReport) -> str:
     change = ""
     if report.comparison is not None and report.comparison.step.relative is not None:
         change = f" ({signed_percent(report.comparison.step.relative)} since the first windows)"
-    name = escape(f"{window.run}/{window.folder.name}")
+    name = escape(f"{window.run_name}/{window.folder.name}")
     return f"[bold]{name}:[/] {ranks}, {time}{change}"
 
 

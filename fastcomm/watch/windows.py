@@ -62,7 +62,7 @@ class ProfiledWindow:
         return window
 
     @property
-    def run(self) -> str:
+    def run_name(self) -> str:
         """Name of the run."""
         return self.folder.parent.name
 

@@ -104,7 +104,7 @@ def test_the_path_crosses_where_another_rank_ends_last(tmp_path):
 def test_a_faster_straggler_is_a_faster_step_until_another_rank_is_last(tmp_path):
     found = path_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
     replay = Replay(found)
-    assert replay.run([]).replay_error_ns == 0
+    assert replay.step_after([]).replay_error_ns == 0
     assert replay.span(plan(EditOptions(scale=["name:gemm=0.5"])).edits) == 75 * US
     assert replay.span(plan(EditOptions(scale=["comm=0"])).edits) == 115 * US
 

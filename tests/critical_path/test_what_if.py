@@ -83,7 +83,7 @@ def test_a_replay_is_exact_and_shorter_work_never_makes_it_longer(folder, docume
     except FastcommError:
         return
     replay = Replay(found)
-    answer = replay.run([])
+    answer = replay.step_after([])
     assert answer.replay_error_ns == 0
     assert answer.before_ns == answer.after_ns == found.wall_ns
     known = []

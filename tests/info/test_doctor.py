@@ -72,7 +72,7 @@ def test_a_crash_of_the_self_test_is_reported_by_its_type_only(monkeypatch):
     def broken():
         raise RuntimeError("of /home/somebody")
 
-    monkeypatch.setattr("fastcomm.preparation.run_kernels", broken)
+    monkeypatch.setattr("fastcomm.preparation.run_metric_kernels", broken)
     said = found(code=1)["self-test"]
     assert said == {"found": "failed: RuntimeError", "state": "bad"}
 

@@ -40,7 +40,7 @@ def small(parts, tmp_path_factory):
     changed = [replace(parts[0], groups=odd, notes=notes), *parts[1:]]
     found = compute(merge(changed), byte_kind="payload", link=50e9)
     path = tmp_path_factory.mktemp("page") / "small.html"
-    path.write_text(html(page.run_page(found, [HOSTILE])), "utf-8")
+    path.write_text(html(page.report_page(found, [HOSTILE])), "utf-8")
     return path
 
 
@@ -48,7 +48,7 @@ def small(parts, tmp_path_factory):
 def big(parts, tmp_path_factory):
     found = compute(many_ranks(parts, 256), byte_kind="payload", link=50e9)
     path = tmp_path_factory.mktemp("page") / "big.html"
-    path.write_text(html(page.run_page(found, ["2048 ranks"])), "utf-8")
+    path.write_text(html(page.report_page(found, ["2048 ranks"])), "utf-8")
     return path
 
 

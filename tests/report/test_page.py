@@ -62,7 +62,7 @@ def found(parts):
 
 @pytest.fixture(scope="module")
 def page(found):
-    return report_page.run_page(found, ["traces/"])
+    return report_page.report_page(found, ["traces/"])
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,9 @@ def test_the_next_command_of_every_finding_exists(page):
 
 def test_the_same_run_gives_the_same_bytes(parts):
     pages = [
-        html(report_page.run_page(compute(merge(some), byte_kind="payload", link=LINK), ["x"]))
+        html(
+            report_page.report_page(compute(merge(some), byte_kind="payload", link=LINK), ["x"])
+        )
         for some in (parts, parts[::-1])
     ]
     assert pages[0] == pages[1]
@@ -159,7 +161,7 @@ def test_the_heat_map_has_each_rank_and_iteration(found, tree):
 
 @pytest.mark.parametrize("word", ["times", "compute"])
 def test_missing_data_is_na_with_the_reason(parts, word):
-    page = report_page.run_page(of_lacking(parts, word), ["x"])
+    page = report_page.report_page(of_lacking(parts, word), ["x"])
     why = f"the input has no {word if word == 'times' else 'compute kernels'}"
     assert why in pages.plain(page.headline)
     tree = parsed(without_scripts(html(page)))
@@ -172,7 +174,7 @@ def test_missing_data_is_na_with_the_reason(parts, word):
 
 
 def test_utilization_without_a_link_bandwidth_is_na_with_the_remedy(parts):
-    page = report_page.run_page(compute(merge(parts), byte_kind="bus", link=None), ["x"])
+    page = report_page.report_page(compute(merge(parts), byte_kind="bus", link=None), ["x"])
     tree = parsed(without_scripts(html(page)))
     assert "--link-bandwidth" in {
         word for each in tree.all(data_why=...) for word in each.attrs["data-why"].split()
@@ -184,7 +186,7 @@ def test_hostile_names_are_plain_text(parts):
         replace(part, groups=_renamed(part.groups), notes=_warned(part.notes)) for part in parts
     ]
     found = compute(merge(odd), byte_kind="payload", link=LINK, warnings=[ODD])
-    text = html(report_page.run_page(found, [ODD]))
+    text = html(report_page.report_page(found, [ODD]))
     assert text.count("<script>") == 1
     tree = parsed(without_scripts(text))
     assert not list(tree.all("img"))
@@ -206,7 +208,7 @@ def _warned(notes):
 
 def test_the_page_of_thousands_of_ranks_is_small(parts):
     found = compute(many_ranks(parts, 512), byte_kind="payload", link=LINK)
-    page = report_page.run_page(found, ["big"])
+    page = report_page.report_page(found, ["big"])
     text = without_scripts(html(page))
     assert len(text.encode()) < 600_000
     assert "Rank 1234 computes" in text or "Rank 2047 computes" in text
@@ -250,7 +252,7 @@ def test_the_comparison_of_ranks_has_a_section(found):
     seen = replace(found.across, waits=WAITS, skew=(SKEW,), links=LINKS)
     section = waits_page.section(replace(found, across=seen))
     assert pages.plain(section.lead).startswith("Rank 5 causes the most waiting in")
-    page = report_page.run_page(replace(found, across=seen), ["x"])
+    page = report_page.report_page(replace(found, across=seen), ["x"])
     tree = parsed(without_scripts(html(page)))
     assert_sound(tree)
     assert {"waits-chart", "skew-chart"} <= set(charts(tree))
@@ -261,7 +263,7 @@ def test_a_command_in_a_warning_has_its_own_line(found):
     said = replace(
         found, warnings=("no sizes: export again\n    nsys export <x>\nand read it",)
     )
-    tree = parsed(without_scripts(html(report_page.run_page(said, ["x"]))))
+    tree = parsed(without_scripts(html(report_page.report_page(said, ["x"]))))
     assert [each.text for each in tree.all("code", class_="line")] == ["nsys export <x>"]
     whole = next(tree.all("aside")).text
     assert "export again" in whole

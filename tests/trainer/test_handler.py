@@ -161,11 +161,11 @@ def test_windows_of_a_run_do_not_meet(traces, tmp_path, monkeypatch):
 
 def test_a_run_is_named_by_its_launcher_else_each_process_is_one(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "29500")
-    first = handler.run_name(2)
-    assert first == handler.run_name(2)
+    first = handler.shared_run_name(2)
+    assert first == handler.shared_run_name(2)
     monkeypatch.setenv("MASTER_PORT", "29501")
-    assert first != handler.run_name(2)
-    assert handler.run_name(1) != handler.run_name(1)
+    assert first != handler.shared_run_name(2)
+    assert handler.shared_run_name(1) != handler.shared_run_name(1)
 
 
 class FakeStore:
@@ -186,12 +186,12 @@ def test_ranks_agree_on_the_name_of_the_run_in_the_store_of_the_process_group(mo
     store = FakeStore()
     Group.distributed_c10d._get_default_store = lambda: store
     monkeypatch.setattr(handler, "_distributed", lambda: Group)
-    names = {handler.run_name(2) for _ in range(3)}
+    names = {handler.shared_run_name(2) for _ in range(3)}
     assert len(names) == 1
     store.values.clear()  # of another job
-    assert handler.run_name(2) not in names
+    assert handler.shared_run_name(2) not in names
     monkeypatch.setattr(store, "compare_set", lambda *_: 1 / 0)  # an old kind of store
-    assert handler.run_name(2).startswith("job-")
+    assert handler.shared_run_name(2).startswith("job-")
 
 
 class Broken:

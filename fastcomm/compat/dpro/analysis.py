@@ -48,7 +48,7 @@ def session_of_trial(trial: Trial, options: TrialReplayOptions, *, workers: int 
         predictions=predictions.predictions(trial, own, options),
         warnings=tuple(trial.warnings),
         edits=edits,
-        changed=own.run(predictions.durations(own, edits)) if edits else None,
+        changed=own.replay(predictions.durations(own, edits)) if edits else None,
     )
     if not options.bottleneck:
         return result

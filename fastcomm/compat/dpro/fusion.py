@@ -179,7 +179,7 @@ class _Candidates:
             elif not is_local[i]:
                 size = sizes[name.tensors]
                 measured.avg[i] = self.model.time(name.pid or "", name.sub_op or "", size)
-        return Replayer.of(graph, measured, self.replayer.options).run()
+        return Replayer.of(graph, measured, self.replayer.options).replay()
 
     def _counts(self, group: Group) -> dict[str, int]:
         """Return loops, channels, chunks and slices: the maxima over the group's tensors."""

@@ -156,7 +156,7 @@ def bottlenecks(
     def without(node: int) -> Removed:
         duration = replayed.duration.copy()
         duration[node] = 0.0
-        other = replayed.replayer.run(duration)
+        other = replayed.replayer.replay(duration)
         return Removed(node=names[node], saved_ns=replayed.mean_ns - other.mean_ns)
 
     # The kernels release the GIL, so that threads replay in parallel.
@@ -210,7 +210,7 @@ def daydream(
     graph = Dependencies.of((*nodes, *duration), edges, groups)
     measured = replayer.measured.at(np.append(np.flatnonzero(own), np.full(len(duration), -1)))
     measured.avg[len(nodes) :] = list(duration.values())
-    return Replayer.of(graph, measured, replayer.options).run()
+    return Replayer.of(graph, measured, replayer.options).replay()
 
 
 def _sent(replayer: Replayer, pid: str) -> list[tuple[str, tuple[int, ...], str]]:
@@ -272,7 +272,7 @@ def on_hosts(trial: Trial, replayer: Replayer, hosts: int) -> Replayed:
     pids, groups = topology.pid_of.values(), replayer.graph.groups
     graph = combined(pids, trial.graph, groups, over_network(trial.graph, counts, topology))
     scale = (len(original.pid_of) - 1) / (hosts - 1)
-    return Replayer.of(graph, _scaled(replayer, graph, scale), replayer.options).run()
+    return Replayer.of(graph, _scaled(replayer, graph, scale), replayer.options).replay()
 
 
 def _ring(hosts: int, channels: tuple[int, ...]) -> Topology:

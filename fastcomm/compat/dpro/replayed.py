@@ -157,7 +157,7 @@ class Replayer:
             pids=pids,
         )
 
-    def run(self, duration: Floats | None = None) -> "Replayed":
+    def replay(self, duration: Floats | None = None) -> "Replayed":
         """Replay the step.
 
         Parameters
@@ -215,7 +215,7 @@ class Replayer:
         is_used[graph.target[after & self.updates[graph.target]]] = True
         groups = tuple(group for group in graph.groups if chosen & set(group))
         measured = self.measured.at(np.flatnonzero(is_used))
-        return Replayer.of(graph.part(is_used, groups), measured, self.options).run()
+        return Replayer.of(graph.part(is_used, groups), measured, self.options).replay()
 
     def _check_tensors(self, chosen: Collection[int]) -> None:
         """Raise `FastcommError` if the step communicates none of some `chosen` tensors."""

@@ -252,7 +252,7 @@ def session(trial: Trial, options: Options | None = None) -> Session:
     graph = dependencies(trial, time.opt_step, joins_ranks=used.gaps.joins_ranks)
     statistics = used.statistics(trial.trace, trial.topology)
     times = measured(graph, statistics, trial.trace, time.opt_step, used.gaps)
-    replayed = Replayer.of(graph, times, options).run()
+    replayed = Replayer.of(graph, times, options).replay()
     return Session(
         measured=time, replayed=replayed, path=critical_path(replayed), step=time.opt_step
     )

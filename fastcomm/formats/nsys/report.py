@@ -54,7 +54,7 @@ def exported(report: Path) -> Path | None:
     unfinished = folder / f"{os.getpid()}.sqlite"
     try:
         for payloads in _PAYLOADS:
-            done = _run(program, payloads, unfinished, report)
+            done = _export(program, payloads, unfinished, report)
             if done.returncode == 0 and unfinished.is_file():
                 unfinished.replace(export)
                 return export
@@ -65,7 +65,7 @@ def exported(report: Path) -> Path | None:
     raise TraceFileError(f"{report}: {program} export: exit code {done.returncode}: {reason}")
 
 
-def _run(
+def _export(
     program: str, payloads: str, export: Path, report: Path
 ) -> "subprocess.CompletedProcess[bytes]":
     """Run nsys. Raises `TraceFileError` if it cannot be started."""

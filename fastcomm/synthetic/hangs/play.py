@@ -64,7 +64,7 @@ class HungPlay:
     @cached_property
     def played(self) -> dict[int, list[PlayedTurn]]:
         """The turns of each rank that its host called."""
-        return _Devices(self).run()
+        return _Devices(self).play_all()
 
     @property
     def hangs(self) -> bool:
@@ -126,7 +126,7 @@ class _Devices:
             ends += [len(ends) + len(step[rank])] * len(step[rank])
         return ends
 
-    def run(self) -> dict[int, list[PlayedTurn]]:
+    def play_all(self) -> dict[int, list[PlayedTurn]]:
         """Let all devices go on until none can."""
         while self.queue:
             self._go_on(self.queue.popleft())

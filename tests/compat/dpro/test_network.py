@@ -89,7 +89,7 @@ def test_a_slice_takes_twice_the_depth_of_its_tree(drawn):
     avg = np.array([float(name.sub_op == "RECV") for name in graph.parsed()])
     zero = np.zeros(len(avg))
     known = Measured(avg=avg, gap=zero, samples=zero.astype(np.int64), comm_gap=zero)
-    found = Replayer.of(graph, known, Options()).run()
+    found = Replayer.of(graph, known, Options()).replay()
     wide = max(drawn.count(rank) for rank in range(len(drawn) + 1)) > 1
     least = 2 * max(depth)
     assert found.end.max() >= least

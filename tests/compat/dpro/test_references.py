@@ -54,7 +54,7 @@ def ends(replayed):
 
 def changed(**options):
     made = replay().replayed.replayer
-    return ends(made.run(durations(made, plan(EditOptions(**options)).edits)))
+    return ends(made.replay(durations(made, plan(EditOptions(**options)).edits)))
 
 
 def events(kind):

@@ -200,7 +200,7 @@ def test_a_what_if_that_matches_nothing_is_an_error():
 
 def edited(made, **options):
     edits = plan(EditOptions(**options)).edits
-    return made.run(predictions.durations(made, edits))
+    return made.replay(predictions.durations(made, edits))
 
 
 def graph_of(edges):
@@ -223,7 +223,7 @@ def test_operations_in_a_cycle_are_an_error_that_names_one():
 
 def test_nodes_of_all_kinds_have_a_device_and_no_rank_of_its_own_has_no_step():
     edges = [("p->I/O", "p->FW.a"), ("p->FW.a", "p->UPDATE_0"), ("p->UPDATE_0", "END")]
-    found = Replayer.of(graph_of(edges), measured_of(4)).run()
+    found = Replayer.of(graph_of(edges), measured_of(4)).replay()
     assert found.by_pid() == {"p": 30.0}
     assert found.replayer.devices == ("p->I/O", "p->operator", "END->operator")
 
