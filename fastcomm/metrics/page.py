@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fastcomm.idle import totals
 from fastcomm.idle.causes import BY_CAUSE
+from fastcomm.metrics import tables
 from fastcomm.metrics.breakdown import EXACT, RankMeans
 from fastcomm.metrics.result import Metrics
 from fastcomm.show import pages
@@ -21,14 +22,13 @@ from fastcomm.show.pages import (
     Quantiles,
     Section,
     number,
-    rank_cell,
     table,
     text,
     unknown_section,
 )
 from fastcomm.units import counted
 
-MEASURES = {
+_MEASURES = {
     "time": "iteration time",
     "compute": "compute",
     "exposed": "exposed communication",
@@ -40,9 +40,7 @@ _MOST_ROWS = 40
 _EVIDENCE = "Evidence: what the host did, or the work that the device waited for"
 _Grid = NDArray[np.float64]  # shape (ranks, iterations); NaN if unknown
 _MOST_BINS = 96
-_MOST_RANKS = 24
 _LEVEL = 0.005  # of the median compute: smaller differences are ignored
-_ALL = 64  # maximum number of ranks to list all
 _PERCENTS = 100
 _KEYS = {"time": "metrics.iteration.by_rank.mean_ns", "exposed": "pages.exposed"}
 # Value shown if a cell has several ranks: the rank that computes the most waits the least.
@@ -323,8 +321,8 @@ def ranks_section(metrics: Metrics, ranks: RankMeans, why: str) -> Section:
     if not len(ranks.ranks) or np.isnan(ranks.ns["time"]).all():
         chart = "Ranks and iterations"
         return unknown_section("ranks", title, "How ranks differ is", chart, why)
-    blocks: list[Block] = [_heat_map(metrics, ranks), _ranks_table(ranks, why)]
-    if ranks.is_known and len(ranks.ranks) > _ALL:
+    blocks: list[Block] = [_heat_map(metrics, ranks), pages.shown(tables.ranks(ranks, why))]
+    if ranks.is_known and len(ranks.ranks) > tables.MOST_LISTED:
         blocks.insert(1, _quantiles(ranks))
     return Section(
         name="ranks",
@@ -376,7 +374,7 @@ def _heat_map(metrics: Metrics, ranks: RankMeans) -> Figure:
         f"{counted(len(heat_.iterations), 'iteration')}; the table "
         "below has the means of the ranks.",
         views=tuple(views),
-        terms=tuple(map(key_of, MEASURES)),
+        terms=tuple(map(key_of, _MEASURES)),
         choice="Color by",
     )
 
@@ -388,7 +386,7 @@ def _view(name: str, grid: _Grid, ranks: np.ndarray, iterations: np.ndarray) -> 
     `iterations`; NaN is unknown. In a large grid, a cell shows the outlier of several ranks
     and iterations.
     """
-    measure, extreme = MEASURES[name], np.fmax if _OUTLIER[name] == "largest" else np.fmin
+    measure, extreme = _MEASURES[name], np.fmax if _OUTLIER[name] == "largest" else np.fmin
     small, down = coarsened(grid, _MOST_BINS, extreme)
     turned, across = coarsened(small.T, _MOST_BINS, extreme)
     rule = ""
@@ -418,7 +416,7 @@ def _bins(numbers: np.ndarray, share: int) -> list[str]:
 def _quantiles(ranks: RankMeans) -> Quantiles:
     """Return the rank at each percent, from the least compute to the most."""
     order = ranks.by_compute
-    names = [name for name in ranks.ns if name not in MEASURES and ranks.ns[name].any()]
+    names = [name for name in ranks.ns if name not in _MEASURES and ranks.ns[name].any()]
     shown = ["time", "compute", "exposed", "idle", *(n for n in names if "exposed" in n)]
     steps = []
     for percent in range(_PERCENTS + 1):
@@ -430,7 +428,7 @@ def _quantiles(ranks: RankMeans) -> Quantiles:
         title="Ranks by percentile of compute",
         note="Ranks are sorted by compute: 0 % is the rank with the least, 100 % the rank with "
         "the most. Times are means over the iterations of the rank.",
-        rows=tuple((MEASURES.get(name, label(name)), key_of(name)) for name in shown),
+        rows=tuple((_MEASURES.get(name, label(name)), key_of(name)) for name in shown),
         steps=tuple(steps),
     )
 
@@ -438,36 +436,3 @@ def _quantiles(ranks: RankMeans) -> Quantiles:
 def key_of(name: str) -> str:
     """Return the key of the definition of a measure or category."""
     return _KEYS.get(name, f"metrics.breakdown.exact.{name}")
-
-
-def _ranks_table(ranks: RankMeans, why: str) -> PageTable:
-    """Return the table of mean times of each rank; of many, only the extremes.
-
-    `why` explains unknown times.
-    """
-    count = len(ranks.ranks)
-    order, caption = np.arange(count), "Ranks, means over their iterations"
-    if count > _ALL:
-        chosen = ranks.by_compute[::-1] if ranks.is_known else np.argsort(-ranks.ns["time"])
-        order = np.concatenate([chosen[:_MOST_RANKS], chosen[-_MOST_RANKS:]])
-        most, least = ("most", "least") if ranks.is_known else ("longest", "shortest")
-        measure = "compute" if ranks.is_known else "steps"
-        least_ranks = f"the {_MOST_RANKS} with the {least}"
-        ends = f"The {_MOST_RANKS} ranks with the {most} {measure} and {least_ranks}"
-        caption = f"{ends}, of {pages.whole(count)}"
-    middle = ranks.median_compute
-    rows = []
-    for at in order.tolist():
-        times = [float(ranks.ns[name][at]) for name in MEASURES]
-        above = ranks.ns["compute"][at] / middle - 1 if middle else None
-        cells = (None if np.isnan(ns) else ns for ns in times)
-        rows.append((rank_cell(int(ranks.ranks[at])), *cells, above))
-    heads: list[pages.Head] = [
-        "rank",
-        *(
-            ("iteration" if name == "time" else name, key_of(name), pages.ns, why)
-            for name in MEASURES
-        ),
-        ("compute vs. median", "pages.above_median", pages.signed_percent, why),
-    ]
-    return table("ranks-table", caption, heads, rows)

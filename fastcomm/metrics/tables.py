@@ -5,8 +5,10 @@ line per parallelism, and the ranks that cause waits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -15,10 +17,12 @@ from fastcomm.errors import inert_parts
 from fastcomm.idle import totals
 from fastcomm.metrics import outside_steps
 from fastcomm.metrics.across_ranks import AcrossRanks
+from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.links import Link
 from fastcomm.metrics.result import NO_FLOPS, Metrics
 from fastcomm.metrics.skew import RankWaits, Skew
 from fastcomm.metrics.traffic import Bandwidth
+from fastcomm.show.charts import THIN
 from fastcomm.show.console import (
     COMMAND,
     TerminalTable,
@@ -33,7 +37,7 @@ from fastcomm.show.console import (
 from fastcomm.show.tables import NA, Medium, ResultTable, TableCell, TableColumn
 from fastcomm.trace.parallelisms import LOOKS, TAGS
 from fastcomm.trace.run import ranks_words
-from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
+from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns, plural
 
 _NO_MEMBERS = "the trace does not record the members of the group"
 _MOST_ROWS = 8
@@ -47,6 +51,8 @@ _NODES_BY = {
 }
 _BAR = 96
 _SMALL_BAR = 24
+_MOST_RANKS = 24  # at each end of their order
+MOST_LISTED = 64  # ranks that are listed all
 _EXACT_DIGITS = 4  # of the step time and of its bytes
 _MOST_FINDINGS = 3
 _MOST_WARNINGS = 4
@@ -292,6 +298,94 @@ def skew(across: AcrossRanks) -> ResultTable:
             TableColumn("waiting share", "wait_share", "share", "metrics.skew.wait_share"),
         ),
         rows=across.skew,
+    )
+
+
+def volume(metrics: Metrics) -> ResultTable:
+    """Return the events and bytes of each parallelism."""
+    unit = "rank" if metrics.is_host_run else "GPU"
+    return ResultTable(
+        name="volume-table",
+        caption=f"Volume by parallelism, in {metrics.bytes} bytes",
+        columns=(
+            TableColumn("by parallelism", "tag"),
+            TableColumn("events", "comm_events", "count", "metrics.volume.comm_events"),
+            TableColumn(
+                "unknown size", "unsized", "count", "metrics.bandwidth.events_without_bytes"
+            ),
+            _sized("bytes", "comm_bytes"),
+            _sized("per iteration", "bytes_per_iteration"),
+            _sized(f"per step and {unit}", "bytes_per_step_per_gpu"),
+        ),
+        rows=[
+            {"tag": tag, "unsized": metrics.bandwidth[tag].events_without_bytes, **asdict(own)}
+            for tag, own in metrics.volume.items()
+        ],
+    )
+
+
+def _sized(label: str, name: str) -> TableColumn:
+    """Return a column of bytes, which are unknown if events have unknown sizes."""
+
+    def cell(row: Mapping[str, Any]) -> TableCell:
+        events = row["unsized"]
+        why = f"{_thousands(events)} {plural(events, 'event')} of unknown size"
+        return TableCell(value=row[name], why=why)
+
+    return TableColumn(label, cell, "bytes", f"metrics.volume.{name}")
+
+
+def _thousands(count: int) -> str:
+    """Return a count with thousands apart, as pages show them."""
+    return f"{count:,}".replace(",", THIN)
+
+
+_RANK_TIMES = {
+    "iteration": ("time", "metrics.iteration.by_rank.mean_ns"),
+    "compute": ("compute", "metrics.breakdown.exact.compute"),
+    "exposed": ("exposed", "pages.exposed"),
+    "idle": ("idle", "metrics.breakdown.exact.idle"),
+}
+
+
+def ranks(means: RankMeans, why: str) -> ResultTable:
+    """Return the mean times of each rank, or of many ranks those at both ends of the order.
+
+    `why` explains unknown times.
+    """
+    count, middle = len(means.ranks), means.median_compute
+    order, caption = np.arange(count), "Ranks, means over their iterations"
+    if count > MOST_LISTED:
+        chosen = means.by_compute[::-1] if means.is_known else np.argsort(-means.ns["time"])
+        order = np.concatenate([chosen[:_MOST_RANKS], chosen[-_MOST_RANKS:]])
+        most, least = ("most", "least") if means.is_known else ("longest", "shortest")
+        measure = "compute" if means.is_known else "steps"
+        least_ranks = f"the {_MOST_RANKS} with the {least}"
+        ends = f"The {_MOST_RANKS} ranks with the {most} {measure} and {least_ranks}"
+        caption = f"{ends}, of {_thousands(count)}"
+
+    def mean(name: str) -> Callable[[int], float | None]:
+        return lambda at: None if np.isnan(means.ns[name][at]) else float(means.ns[name][at])
+
+    def above(at: int) -> float | None:
+        return float(means.ns["compute"][at]) / middle - 1 if middle else None
+
+    def rank(at: int) -> TableCell:
+        number = int(means.ranks[at])
+        return TableCell(value=number, text=f"rank {number}")
+
+    return ResultTable(
+        name="ranks-table",
+        caption=caption,
+        columns=(
+            TableColumn("rank", rank),
+            *(
+                TableColumn(label, mean(name), "ns", key, why=why)
+                for label, (name, key) in _RANK_TIMES.items()
+            ),
+            TableColumn("compute vs. median", above, "change", "pages.above_median", why=why),
+        ),
+        rows=order.tolist(),
     )
 
 

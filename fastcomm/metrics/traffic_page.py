@@ -67,7 +67,7 @@ def volume_section(metrics: Metrics) -> Section:
     if not by_tag:
         why = "no event has a known size" if metrics.volume else "there is no communication"
         section = unknown_section(name, title, "The volume is", f"Bytes {unit}", why)
-        numbers = (_volume_table(metrics),) if metrics.volume else ()
+        numbers = (pages.shown(tables.volume(metrics)),) if metrics.volume else ()
         return replace(section, blocks=(*section.blocks, *numbers))
     tags, most = list(by_tag), max(by_tag, key=lambda tag: by_tag[tag])
     spoken = ", ".join(f"{tag} {pages.size(count)}" for tag, count in by_tag.items())
@@ -83,35 +83,11 @@ def volume_section(metrics: Metrics) -> Section:
         ),
         blocks=(
             figure("volume-chart", f"Bytes {unit}", f"Bars: {spoken}.", bars, key),
-            _volume_table(metrics),
+            pages.shown(tables.volume(metrics)),
         ),
         pitfall="A collective counts on each participating rank, and a message on both of its "
         "ranks. So the volume is the sum of the bytes that ranks pass to the library, not the "
         "traffic on links.",
-    )
-
-
-def _volume_table(metrics: Metrics) -> PageTable:
-    """Return the table of events and bytes by parallelism."""
-    rows = []
-    for tag, volume in metrics.volume.items():
-        unsized = metrics.bandwidth[tag].events_without_bytes
-        why = f"{pages.many(unsized, 'event')} of unknown size"
-        sizes = volume.comm_bytes, volume.bytes_per_iteration, volume.bytes_per_step_per_gpu
-        cells = (number(size, pages.size, why) for size in sizes)
-        rows.append((tag, volume.comm_events, unsized, *cells))
-    return table(
-        "volume-table",
-        f"Volume by parallelism, in {metrics.bytes} bytes",
-        [
-            "by parallelism",
-            ("events", "metrics.volume.comm_events", pages.whole),
-            ("unknown size", "metrics.bandwidth.events_without_bytes", pages.whole),
-            ("bytes", "metrics.volume.comm_bytes", pages.size),
-            ("per iteration", "metrics.volume.bytes_per_iteration", pages.size),
-            (f"per step and {_unit(metrics)}", _BYTES_KEY, pages.size),
-        ],
-        rows,
     )
 
 
