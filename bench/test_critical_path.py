@@ -18,7 +18,7 @@ from fastcomm.critical_path.window import TimeRange
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.kineto import reader
 from fastcomm.formats.runs import open_run
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import parse_edits
 from fastcomm.graph.graph import longest_path
 from fastcomm.options import EditOptions, Window
 from fastcomm.synthetic.job import Job
@@ -110,7 +110,7 @@ def test_the_path_of_hta(quotient, path, large):
 
 def test_a_replay(bar, large):
     replay = Replay(analyze(large, Window(annotation="")))
-    weight = replay.edited(plan(EditOptions(scale=("compute=0.5",))).edits)
+    weight = replay.edited(parse_edits(EditOptions(scale=("compute=0.5",))).edits)
     time, _ = replay.times(weight)
     targets = np.flatnonzero(np.diff(replay.first))
     first = replay.first[targets]

@@ -10,7 +10,7 @@ from timing import best_of_processes
 from fastcomm.compat import isp as original
 from fastcomm.compat.isp import OriginalRules
 from fastcomm.hardware.clusters import load
-from fastcomm.isp.question import MicroBatchRule, Question
+from fastcomm.isp.problem import MicroBatchRule, SearchProblem
 from fastcomm.isp.result import Records
 from fastcomm.isp.search import search
 from fastcomm.models import internlm
@@ -25,7 +25,7 @@ COMMAND = (
 
 
 def asked(least, algos=("isp", "msp", "fsp", "mtp"), world=1024):
-    return Question(
+    return SearchProblem(
         model=internlm(7),
         world_sizes=(world,),
         seq_len=4096,
@@ -46,12 +46,12 @@ def passes():
 
 
 def test_evaluate(bar):
-    question = asked(3 << 20, world=256)
+    problem = asked(3 << 20, world=256)
     bar(
         "isp_evaluate",
-        lambda: search(question, A800),
+        lambda: search(problem, A800),
         passes,
-        count=search(question, A800).feasible,
+        count=search(problem, A800).feasible,
         yardstick_count=PIECES * LENGTH,
     )
 
@@ -73,21 +73,21 @@ def test_arrow(bar):
 
 
 def test_original_space(bar):
-    question = asked(4 << 20, ("isp", "msp", "fsp"))
+    problem = asked(4 << 20, ("isp", "msp", "fsp"))
 
     def searched():
-        return original.search(question, OriginalRules(overlap_wdp=True), A800).candidates
+        return original.search(problem, OriginalRules(overlap_wdp=True), A800).candidates
 
     assert searched() == 239526
     bar("isp_original", searched, passes, count=239526, yardstick_count=PIECES * LENGTH)
 
 
 def test_default_space(bar):
-    question = asked(4 << 20)
-    candidates = search(question, A800).candidates
+    problem = asked(4 << 20)
+    candidates = search(problem, A800).candidates
     bar(
         "isp_search",
-        lambda: search(question, A800),
+        lambda: search(problem, A800),
         passes,
         count=candidates,
         yardstick_count=PIECES * LENGTH,

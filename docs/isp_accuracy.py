@@ -14,7 +14,7 @@ import numpy as np
 
 from fastcomm.hardware.clusters import Cluster, load
 from fastcomm.isp.price import evaluate
-from fastcomm.isp.question import MicroBatchRule, Question
+from fastcomm.isp.problem import MicroBatchRule, SearchProblem
 from fastcomm.isp.space import StrategyGrid
 from fastcomm.models import PRESETS, Experts, Model, internlm
 
@@ -70,8 +70,8 @@ def priced(row: dict[str, str], cluster: Cluster) -> dict[str, float]:
     return evaluate(block, _asked(internlm(float(row["model"][:-1])), row), cluster)
 
 
-def _asked(model: Model, row: dict[str, str]) -> Question:
-    return Question(
+def _asked(model: Model, row: dict[str, str]) -> SearchProblem:
+    return SearchProblem(
         model=model, world_sizes=(int(row["gpus"]),), seq_len=int(row["seq_len"]), batch=ANY
     )
 
@@ -98,7 +98,7 @@ def vtrain(folder: Path, intra: int, p2p: str = "scatter") -> list[tuple[float, 
             vocab=51200,
             mlp="gelu",
         )
-        asked = Question(
+        asked = SearchProblem(
             model=model,
             world_sizes=(world,),
             seq_len=seq_len,
@@ -126,7 +126,7 @@ def mfu(
     overlap_grad: bool = False,
 ) -> float:
     """MFU of the 7B model on A800."""
-    asked = Question(
+    asked = SearchProblem(
         model=internlm(7),
         world_sizes=(world,),
         seq_len=seq_len,
@@ -220,7 +220,7 @@ def mixture(row: Mixture, dispatch: str = "nodes", *, hidden: bool = False) -> f
         ep=row.ep,
         interleave=row.virtual,
     )
-    asked = Question(
+    asked = SearchProblem(
         model=row.model,
         world_sizes=(row.world,),
         seq_len=4096,

@@ -17,7 +17,7 @@ from typing import Any
 
 import fastcomm
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import parse_edits
 from fastcomm.options import EditOptions
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
@@ -120,7 +120,7 @@ def cells(job: Job, changes: tuple[Change, ...] = CHANGES) -> Iterator[Cell]:
     usual = _path(job)
     for change in changes:
         path = _path(replace(job, **change.before)) if change.before else usual
-        predicted = path.predict(plan(change.options(job))).after_ns
+        predicted = path.predict(parse_edits(change.options(job))).after_ns
         after = _path(replace(job, **{**change.before, **change.after})).length_ns
         yield Cell(path.length_ns, predicted, after)
 
@@ -146,7 +146,7 @@ def errors(jobs: dict[int, list[Cell]]) -> dict[str, float]:
     """Return the largest relative error by kind of edit, rounded up to 0.01 %."""
     largest: dict[str, float] = {}
     for number, change in enumerate(CHANGES):
-        (edit,) = plan(change.options(job_of(1))).edits
+        (edit,) = parse_edits(change.options(job_of(1))).edits
         error = max(abs(of_job[number].error) for of_job in jobs.values())
         rounded = math.ceil(error * 1e4) / 1e4
         largest[edit.kind] = max(rounded, largest.get(edit.kind, 0.0))

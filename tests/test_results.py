@@ -25,7 +25,7 @@ from fastcomm.dispatch.placement_gain import place_experts
 from fastcomm.dispatch.sweep import simulate_grid
 from fastcomm.errors import FastcommError
 from fastcomm.info.doctor import examine
-from fastcomm.isp import question, search
+from fastcomm.isp import problem, search
 from fastcomm.isp.calibration import setting
 from fastcomm.isp.options import SearchOptions
 from fastcomm.result import SCHEMA_VERSION, Result, TableResult
@@ -198,7 +198,7 @@ def searched(seq_lens):
     if not seq_lens:
         return fastcomm.search_strategies(**words)
     asked = SearchOptions(**words)
-    return search.sweep(question.question_of(asked), setting(asked).cluster, seq_lens)
+    return search.sweep(problem.problem_of(asked), setting(asked).cluster, seq_lens)
 
 
 ASKED = {"model": "llama3-8b", "gpus": 16, "cluster": "h100", "global_batch": 64}

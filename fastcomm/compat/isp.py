@@ -22,12 +22,12 @@ from fastcomm.checks import DTYPE_BYTES, PENALTY, non_default, option_name
 from fastcomm.errors import ConfigError, FastcommError, python_names
 from fastcomm.hardware.calibration import AttentionTable, ComputeTables, read_tables
 from fastcomm.hardware.clusters import Cluster, load
-from fastcomm.isp import question as questions
+from fastcomm.isp import problem as problems
 from fastcomm.isp.calibration import Setting, setting
 from fastcomm.isp.layer import Array
 from fastcomm.isp.options import SearchOptions
 from fastcomm.isp.price import Costs
-from fastcomm.isp.question import ALGOS, Question
+from fastcomm.isp.problem import ALGOS, SearchProblem
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult
 from fastcomm.isp.space import IntArray
 from fastcomm.option_fields import build, shows
@@ -119,24 +119,24 @@ class OriginalBlock:
         return self.world // self.pp // self.sp
 
 
-def check(question: Question, rules: OriginalRules) -> None:
-    """Raise ConfigError for a question that the original cannot answer."""
-    billions = question.model.billions
+def check(problem: SearchProblem, rules: OriginalRules) -> None:
+    """Raise ConfigError for a problem that the original cannot answer."""
+    billions = problem.model.billions
     if not billions or (rules.first and billions in _SMALL):
-        raise ConfigError(f"model {question.model.name}: the original searches InternLM sizes")
-    if question.model.layers % 2:
+        raise ConfigError(f"model {problem.model.name}: the original searches InternLM sizes")
+    if problem.model.layers % 2:
         raise ConfigError(
-            f"model {question.model.name}: the original needs an even number of layers"
+            f"model {problem.model.name}: the original needs an even number of layers"
         )
-    if question.pp or question.sp:
+    if problem.pp or problem.sp:
         raise ConfigError(
             "--pp-sizes, --sp-sizes: no effect with --compat, as the original searches all of "
             "them; leave them out"
         )
-    fixed = question.batch.micro_bsz is not None
-    if fixed != (question.batch.micro_num is not None):
+    fixed = problem.batch.micro_bsz is not None
+    if fixed != (problem.batch.micro_num is not None):
         raise ConfigError("the original fixes micro_bsz and micro_num together or not at all")
-    if rules.strict_batch and not question.batch.strict:
+    if rules.strict_batch and not problem.batch.strict:
         raise ConfigError("with strict_batch, the batch is one number, not a range")
 
 
@@ -146,13 +146,13 @@ def degrees(world: int, most: int) -> list[int]:
 
 
 def blocks(
-    question: Question, rules: OriginalRules, world: int, rejected: dict[str, int]
+    problem: SearchProblem, rules: OriginalRules, world: int, rejected: dict[str, int]
 ) -> Iterator[OriginalBlock]:
     """Yield the blocks of valid candidates of a world size.
 
     Parameters
     ----------
-    question
+    problem
         What to search for.
     rules
         Version of the original.
@@ -164,9 +164,9 @@ def blocks(
     """
     base = 0
     pp = 1
-    while pp <= min(world, question.model.layers):
-        for sp in degrees(world, question.model.heads):
-            pairs = _pairs(question, rules, world, pp, sp)
+    while pp <= min(world, problem.model.layers):
+        for sp in degrees(world, problem.model.heads):
+            pairs = _pairs(problem, rules, world, pp, sp)
             offset = 0
             shards = []
             for algo in ORIGINAL_ALGOS:
@@ -174,10 +174,10 @@ def blocks(
                 shards.append((algo, wp, zp, offset))
                 offset += 2 * len(wp)
             for algo, wp, zp, at in shards if pairs else ():
-                if algo not in question.algos:
+                if algo not in problem.algos:
                     continue
                 rejected["candidates"] += 2 * len(pairs) * len(wp)
-                is_valid = _is_valid(question, rules, (world, pp, sp, algo), wp, zp)
+                is_valid = _is_valid(problem, rules, (world, pp, sp, algo), wp, zp)
                 rejected["divisibility"] += 2 * len(pairs) * int((~is_valid).sum())
                 places = np.flatnonzero(is_valid)
                 if len(places):
@@ -230,10 +230,10 @@ def _shards(world: int, pp: int, sp: int, algo: str) -> tuple[IntArray, IntArray
 
 
 def _pairs(
-    question: Question, rules: OriginalRules, world: int, pp: int, sp: int
+    problem: SearchProblem, rules: OriginalRules, world: int, pp: int, sp: int
 ) -> list[tuple[int, int]]:
     """Return all pairs of sequences per micro-batch and number of micro-batches."""
-    model, batch = question.model, question.batch
+    model, batch = problem.model, problem.batch
     if model.hidden % sp or model.heads % sp:
         return []
     if batch.micro_bsz is not None and batch.micro_num is not None:
@@ -242,17 +242,17 @@ def _pairs(
         return []
     dp = world // pp // sp
     if rules.strict_batch:
-        if batch.most % (dp * question.seq_len):
+        if batch.most % (dp * problem.seq_len):
             return []
-        sequences = batch.most // (dp * question.seq_len)
+        sequences = batch.most // (dp * problem.seq_len)
         return [(b, sequences // b) for b in range(1, sequences // pp + 1) if not sequences % b]
-    least, most = (tokens // dp // question.seq_len for tokens in (batch.least, batch.most))
+    least, most = (tokens // dp // problem.seq_len for tokens in (batch.least, batch.most))
     sides = range(1, isqrt(most) + 1)
     return [(b, m) for b in sides for m in sides if b * m >= least and m >= pp]
 
 
 def _is_valid(
-    question: Question,
+    problem: SearchProblem,
     rules: OriginalRules,
     key: tuple[int, int, int, str],
     wp: IntArray,
@@ -273,7 +273,7 @@ def _is_valid(
         is_valid = (zp <= dp) & (dp % zp == 0) & (world % (sp * zp) == 0)
     if rules.first:
         cut = zp * wp * pp * (1 if algo == "isp" else sp)
-        is_valid &= cut >= question.model.billions / 1.5
+        is_valid &= cut >= problem.model.billions / 1.5
     return np.asarray(is_valid)
 
 
@@ -404,21 +404,21 @@ def _collective_s(
     return np.asarray(np.where(n > 1, portion * volume * share / bandwidth, 0.0))
 
 
-def memory(block: OriginalBlock, question: Question) -> Costs:
+def memory(block: OriginalBlock, problem: SearchProblem) -> Costs:
     """Return the bytes of a rank by category, with the original's names.
 
     `total_mm_cost` is the peak. Values have the shape of the block, or broadcast to it.
     """
-    model, d, pp = question.model, question.dtype_size, block.pp
-    weights, states = _elements(block, question)
+    model, d, pp = problem.model, problem.dtype_size, block.pp
+    weights, states = _elements(block, problem)
     os, p_g = d * max(1, 4 // d) * 3 * states, 2.0 * d * weights
-    activations = _activations(block, question)
+    activations = _activations(block, problem)
     activation = sum(activations.values(), np.float64(0))
     pool = 4.0 * d * (4 * model.hidden**2 + 3 * model.hidden * model.ffn)
     pool = pool if block.algo == "isp" else 0.0
     head = model.hidden // model.heads
-    rotary = 2.0 * d * (model.layers // pp) * question.seq_len * head // 2
-    piece = 1.0 * d * (question.seq_len // block.sp) * block.bsz * model.hidden
+    rotary = 2.0 * d * (model.layers // pp) * problem.seq_len * head // 2
+    piece = 1.0 * d * (problem.seq_len // block.sp) * block.bsz * model.hidden
     buffer = piece if pp > 1 else 0.0
     total = p_g + os + activation + pool + rotary + buffer
     return {
@@ -433,9 +433,9 @@ def memory(block: OriginalBlock, question: Question) -> Costs:
     }
 
 
-def _elements(block: OriginalBlock, question: Question) -> tuple[Array, Array]:
+def _elements(block: OriginalBlock, problem: SearchProblem) -> tuple[Array, Array]:
     """Return the numbers of elements of weights and of optimizer states on a rank."""
-    model = question.model
+    model = problem.model
     head = (2 if block.pp == 1 else 1) * model.embedding / block.sp
     stage = model.layers // block.pp * model.layer_parameters
     if block.algo != "isp":
@@ -445,14 +445,14 @@ def _elements(block: OriginalBlock, question: Question) -> tuple[Array, Array]:
     return stage / block.wp + head, stage / (block.wp * block.zp) + head / halves
 
 
-def _activations(block: OriginalBlock, question: Question) -> Costs:
+def _activations(block: OriginalBlock, problem: SearchProblem) -> Costs:
     """Return the bytes of activations by category, with the original's names."""
-    model, d, pp, sp = question.model, question.dtype_size, block.pp, block.sp
-    seq, h, layers = question.seq_len, model.hidden, model.layers
+    model, d, pp, sp = problem.model, problem.dtype_size, block.pp, block.sp
+    seq, h, layers = problem.seq_len, model.hidden, model.layers
     b, full = block.bsz, block.ck > 0
     unit = (d // 2) * b * seq * h
     saved = (4 + 106 / 3 / sp) if block.algo == "msp" else 118 / 3 / sp
-    scores = 0 if question.flash else 5 * model.heads * seq / h / sp
+    scores = 0 if problem.flash else 5 * model.heads * seq / h / sp
     one = d * b * seq * h // sp
     peak = 2.0 * d * seq * b * h + 2.0 * d * seq * b * h / sp + d * h * model.vocab / sp
     return {
@@ -465,27 +465,27 @@ def _activations(block: OriginalBlock, question: Question) -> Costs:
     }
 
 
-def attention_seconds(block: OriginalBlock, question: Question, cluster: Cluster) -> Array:
+def attention_seconds(block: OriginalBlock, problem: SearchProblem, cluster: Cluster) -> Array:
     """Return the seconds of a layer's attention by its formula, one value per row of `block`.
 
     They include the forward and backward pass, and the second forward pass of recompute.
     """
-    local = question.model.hidden // block.sp
-    forward = cluster.attention.forward(block.bsz, question.seq_len, local)
-    backward = cluster.attention.backward(block.bsz, question.seq_len, local)
+    local = problem.model.hidden // block.sp
+    forward = cluster.attention.forward(block.bsz, problem.seq_len, local)
+    backward = cluster.attention.backward(block.bsz, problem.seq_len, local)
     return np.asarray((1 + block.ck) * forward + backward)
 
 
 def measured_attention(
-    block: OriginalBlock, question: Question, table: AttentionTable
+    block: OriginalBlock, problem: SearchProblem, table: AttentionTable
 ) -> tuple[Array, NDArray[np.bool_]]:
     """Return the measured seconds of a layer's attention, and which rows the table has.
 
     Both have a row per micro-batch of `block`. The seconds include the backward pass, and the
     second forward pass of recompute; NaN where the table has none.
     """
-    local = question.model.hidden // block.sp
-    keys = [(int(b), question.seq_len, local) for b in block.bsz[:, 0]]
+    local = problem.model.hidden // block.sp
+    keys = [(int(b), problem.seq_len, local) for b in block.bsz[:, 0]]
     seconds = [table.get(key, (np.nan, np.nan)) for key in keys]
     forward, backward = np.array(seconds, np.float64).T[:, :, None]
     return np.asarray((1 + block.ck) * forward + backward), np.isfinite(forward)
@@ -493,7 +493,7 @@ def measured_attention(
 
 def times(
     block: OriginalBlock,
-    question: Question,
+    problem: SearchProblem,
     rules: OriginalRules,
     cluster: Cluster,
     comp_attn: Array,
@@ -504,7 +504,7 @@ def times(
     ----------
     block
         The candidates.
-    question
+    problem
         Model, batch and data type.
     rules
         Version of the original.
@@ -519,17 +519,17 @@ def times(
         `tgs` is tokens/s/GPU, `g_bsz` the tokens of a batch; all others are seconds.
 
     """
-    pp, m, layers = block.pp, block.num, question.model.layers
-    costs = _layer(block, question, cluster)
+    pp, m, layers = block.pp, block.num, problem.model.layers
+    costs = _layer(block, problem, cluster)
     layer = costs["overlap_latency"] + costs["sp_comm_cost"] + comp_attn
     one = (layers if pp == 1 else -(-layers // pp)) * layer
-    wdp, zp_cost = _synchronize(block, question, rules)
-    piece = question.dtype_size * (question.seq_len // block.sp) * block.bsz
-    p2p = _p2p(block, piece * float(question.model.hidden))
+    wdp, zp_cost = _synchronize(block, problem, rules)
+    piece = problem.dtype_size * (problem.seq_len // block.sp) * block.bsz
+    p2p = _p2p(block, piece * float(problem.model.hidden))
     p2p = p2p * (2 * np.minimum(pp, m) + m - 1)
     pipe = p2p + (pp - 1) * one if pp > 1 else 0.0 * one
     total = m * one + pipe + wdp + zp_cost
-    tokens = block.bsz * m * question.seq_len * block.dp
+    tokens = block.bsz * m * problem.seq_len * block.dp
     return {
         "tgs": tokens / (block.world * total),
         "total_latency": total,
@@ -544,10 +544,10 @@ def times(
     }
 
 
-def _layer(block: OriginalBlock, question: Question, cluster: Cluster) -> Costs:
+def _layer(block: OriginalBlock, problem: SearchProblem, cluster: Cluster) -> Costs:
     """Return the seconds of a layer's GEMMs and communication, without attention."""
-    model, d, sp, wp = question.model, question.dtype_size, block.sp, block.wp
-    seq, h, b, ck = question.seq_len, model.hidden, block.bsz, block.ck
+    model, d, sp, wp = problem.model, problem.dtype_size, block.sp, block.wp
+    seq, h, b, ck = problem.seq_len, model.hidden, block.bsz, block.ck
     linear = sum(
         cluster.gemm.seconds(d * b * float(seq) * h * out / sp)
         for out in (3 * h, h, model.ffn, model.ffn, model.ffn)
@@ -560,7 +560,7 @@ def _layer(block: OriginalBlock, question: Question, cluster: Cluster) -> Costs:
         comm_wp = np.zeros(1)
         calls = (8 if block.algo == "msp" else 10) + 4 * ck
         sp_comm = _collective_s(d * b * float(seq) * h, sp, 1) * calls
-    both = np.maximum(comp_wp, comm_wp) + question.penalty * np.minimum(comp_wp, comm_wp)
+    both = np.maximum(comp_wp, comm_wp) + problem.penalty * np.minimum(comp_wp, comm_wp)
     return {
         "overlap_latency": np.where(wp > 1, both, comp_wp),
         "comp_wp": comp_wp,
@@ -577,10 +577,10 @@ def _p2p(block: OriginalBlock, volume: Array) -> Array:
 
 
 def _synchronize(
-    block: OriginalBlock, question: Question, rules: OriginalRules
+    block: OriginalBlock, problem: SearchProblem, rules: OriginalRules
 ) -> tuple[Array, Array]:
     """Return the seconds to reduce the gradients, and to broadcast the parameters."""
-    model, d = question.model, question.dtype_size
+    model, d = problem.model, problem.dtype_size
     sp, wp, zp, dp = block.sp, block.wp, block.zp, block.dp
     head = (2 if block.pp == 1 else 1) * model.embedding / sp
     stage = model.layers // block.pp * model.layer_parameters
@@ -601,7 +601,7 @@ def _synchronize(
 
 
 def search(
-    question: Question,
+    problem: SearchProblem,
     rules: OriginalRules,
     cluster: Cluster,
     tables: ComputeTables | None = None,
@@ -610,7 +610,7 @@ def search(
 
     Parameters
     ----------
-    question
+    problem
         What to search for.
     rules
         Version of the original.
@@ -622,26 +622,26 @@ def search(
     Raises
     ------
     ConfigError
-        If the original cannot answer the question.
+        If the original cannot answer the problem.
 
     """
-    question.check()
-    check(question, rules)
+    problem.check()
+    check(problem, rules)
     counted = dict.fromkeys(_REASONS, 0)
     if tables:
         cluster = replace(cluster, gemm=tables.gemm)
     parts: list[FeasibleCells] = []
     least = np.inf
-    for place, world in enumerate(sorted(question.world_sizes, reverse=True)):
-        for block in blocks(question, rules, world, counted):
+    for place, world in enumerate(sorted(problem.world_sizes, reverse=True)):
+        for block in blocks(problem, rules, world, counted):
             part, needed = _priced(
-                block, question, rules, cluster, tables, counted, place * _WORLD
+                block, problem, rules, cluster, tables, counted, place * _WORLD
             )
             least = min(least, needed)
             if part:
                 parts.append(part)
     return OriginalResult(
-        question=question,
+        problem=problem,
         cluster=cluster.name,
         mode=rules.variant,
         candidates=counted.pop("candidates"),
@@ -652,15 +652,15 @@ def search(
     )
 
 
-def answer(question: Question, rules: OriginalRules, using: Setting) -> SearchResult:
+def answer(problem: SearchProblem, rules: OriginalRules, using: Setting) -> SearchResult:
     """Search with hardware settings as the original does.
 
     Raises ConfigError for an algorithm that the original lacks.
     """
-    algos = ORIGINAL_ALGOS if question.algos == ALGOS else question.algos
+    algos = ORIGINAL_ALGOS if problem.algos == ALGOS else problem.algos
     if "mtp" in algos:
         raise ConfigError("mtp: the original searches isp, msp and fsp")
-    return search(replace(question, algos=algos), rules, using.cluster, using.tables)
+    return search(replace(problem, algos=algos), rules, using.cluster, using.tables)
 
 
 def rules_of(options: SearchOptions) -> OriginalRules:
@@ -671,7 +671,7 @@ def rules_of(options: SearchOptions) -> OriginalRules:
     if ignored := [name for name in _WITHOUT_EFFECT if name in non_default(options)]:
         names = ", ".join(map(option_name, ignored))
         raise ConfigError(f"{names}: no effect with --compat; leave it out")
-    if len(questions.numbers(options.seq_len, "sequence length") or ()) > 1:
+    if len(problems.numbers(options.seq_len, "sequence length") or ()) > 1:
         raise ConfigError("--compat takes one --seq-len")
     return OriginalRules(
         variant=options.compat or "isp-2025",
@@ -686,11 +686,11 @@ def search_strategies(**options: Any) -> SearchResult:
     """Search by the original's rules.
 
     Keywords are the fields of `SearchOptions`. Raises ConfigError for other keywords, and for
-    questions that the original cannot answer.
+    problems that the original cannot answer.
     """
     checked = build(SearchOptions, options, "search_strategies")
     return answer(
-        questions.question_of(checked),
+        problems.problem_of(checked),
         rules_of(checked),
         setting(checked, compat_tables(checked)),
     )
@@ -698,7 +698,7 @@ def search_strategies(**options: Any) -> SearchResult:
 
 def _priced(
     block: OriginalBlock,
-    question: Question,
+    problem: SearchProblem,
     rules: OriginalRules,
     cluster: Cluster,
     tables: ComputeTables | None,
@@ -710,28 +710,28 @@ def _priced(
     Rejected cells are counted by reason in `counted`; `shift` is added to the order of cells.
     """
     shape = (len(block.bsz), len(block.zp))
-    used = memory(block, question)
+    used = memory(block, problem)
     total = np.broadcast_to(used["total_mm_cost"], shape)
-    limit = cluster.memory if question.memory is None else question.memory
+    limit = cluster.memory if problem.memory is None else problem.memory
     fits = total <= limit
     counted["memory"] += int((~fits).sum())
     if tables:
-        attention, is_measured = measured_attention(block, question, tables.attention)
+        attention, is_measured = measured_attention(block, problem, tables.attention)
         counted["table"] += int((fits & ~is_measured).sum())
         fits = fits & is_measured
     else:
-        attention = attention_seconds(block, question, cluster)
+        attention = attention_seconds(block, problem, cluster)
     if not fits.any():
         return None, float(total.min())
-    costs = times(block, question, rules, cluster, attention)
-    parameters = _parameters(block, question, shift)
+    costs = times(block, problem, rules, cluster, attention)
+    parameters = _parameters(block, problem, shift)
     cells = FeasibleCells.of(shape, fits, {**parameters, **costs, **used})
     return cells, float(total.min())
 
 
-def _parameters(block: OriginalBlock, question: Question, shift: int) -> Fields:
+def _parameters(block: OriginalBlock, problem: SearchProblem, shift: int) -> Fields:
     """Return the parameters of the candidates of a block, with the original's names."""
-    model = question.model
+    model = problem.model
     return {
         "order": block.order + shift,
         "algo": np.int64(ALGOS.index(block.algo)),
@@ -739,7 +739,7 @@ def _parameters(block: OriginalBlock, question: Question, shift: int) -> Fields:
         "sp": block.sp,
         "wp_size": block.wp,
         "zp_size": block.zp,
-        "seq_len": question.seq_len,
+        "seq_len": problem.seq_len,
         "micro_bsz": block.bsz,
         "micro_num": block.num,
         "activation_ckpt": block.ck,

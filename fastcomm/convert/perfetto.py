@@ -33,7 +33,7 @@ from fastcomm.timeline.events import KINDS, Arrays, take, work
 from fastcomm.timeline.timeline import time_zero
 from fastcomm.trace.columns import alike, filled
 from fastcomm.trace.perfetto_trace import PerfettoTimeline
-from fastcomm.trace.run import SkippedRank, Spread, named_ranks, ranges, warnings_of_ranks
+from fastcomm.trace.run import ParallelMap, SkippedRank, named_ranks, ranges, warnings_of_ranks
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.timelines import (
     ChromeTimeline,
@@ -208,7 +208,7 @@ def _lane_kind(trace: Trace) -> str:
 def _scene_of(
     whole: Partial,
     skipped: Sequence[SkippedRank],
-    spread: Spread,
+    parallel_map: ParallelMap,
     agreement: Agreement,
     *,
     only: frozenset[int] | None,
@@ -219,13 +219,13 @@ def _scene_of(
     material = material_of(whole)
     aligned = AlignedEvents.of(
         material.batches,
-        spread,
+        parallel_map,
         is_host_run=material.is_host_run,
         job=expected_members(material),
     )
     scene = _clocks(whole, aligned, skipped, agreement)
     draw = partial(_draw, aligned=aligned, scene=scene, output=output)
-    drawn = spread(draw, list(enumerate(aligned.shares())))
+    drawn = parallel_map(draw, list(enumerate(aligned.shares())))
     return replace(
         scene,
         pieces=tuple(piece for piece, _ in drawn),

@@ -29,7 +29,13 @@ from fastcomm.formats.runs import open_run
 from fastcomm.formats.sources import rank_from_name
 from fastcomm.options import Window
 from fastcomm.ranks.group_tags import agreed, tagged_ops, with_tags
-from fastcomm.trace.run import SkippedRank, Source, Spread, expected_ranks, warnings_of_ranks
+from fastcomm.trace.run import (
+    ParallelMap,
+    SkippedRank,
+    Source,
+    expected_ranks,
+    warnings_of_ranks,
+)
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NONE, Ints
 
@@ -204,7 +210,7 @@ class _RankWindow:
         return {trace.meta.rank: trimmed(trace, analyze(trace, self.window))}
 
     def join(
-        self, parts: PathsByRank, skipped: Sequence[SkippedRank], _: Spread
+        self, parts: PathsByRank, skipped: Sequence[SkippedRank], _: ParallelMap
     ) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
         """Return the path through all ranks, or the reason why not, and the skipped ranks."""
         ordered = sorted(parts)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from fastcomm.critical_path import peers
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.graph.edits import Edit, Interval, not_validated, plan
+from fastcomm.graph.edits import Edit, Interval, not_validated, parse_edits
 from fastcomm.options import EditOptions
 
 _SUSPECT = 0.01  # of the step: waits that make a rank a suspect
@@ -90,7 +90,7 @@ def bottlenecks(replay: Replay, before_ns: int, replay_error_ns: int) -> tuple[C
         for row in sums.sort_by(order).slice(0, _MOST_BOTTLENECKS).to_pylist()
         if (selector := _selector(row["name"], every))
     )
-    edits = plan(EditOptions(scale=scale)).edits
+    edits = parse_edits(EditOptions(scale=scale)).edits
     return _shorter(_tried(replay, edit, before_ns, replay_error_ns) for edit in edits)
 
 
@@ -104,7 +104,7 @@ def try_each(replay: Replay, options: Sequence[EditOptions]) -> tuple[Candidate 
     for option in options:
         candidate = None
         with suppress(FastcommError):
-            for edit in plan(option).edits[:1]:
+            for edit in parse_edits(option).edits[:1]:
                 candidate = _tried(replay, edit, plain.before_ns, plain.replay_error_ns)
         tried.append(candidate)
     return tuple(tried)
@@ -149,7 +149,7 @@ def _edits(replay: Replay, before_ns: int) -> Iterator[Edit]:
     options = EditOptions(
         scale=tuple(scale), heal=tuple(heal), remove=tuple(remove), overlap=tuple(overlap)
     )
-    yield from plan(options).edits
+    yield from parse_edits(options).edits
 
 
 def _slow_ranks(replay: Replay, before_ns: int) -> list[int]:

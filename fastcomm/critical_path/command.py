@@ -253,9 +253,9 @@ def what_if(
     or the bandwidth of a link. FROM:TO:STEP tries several values.
     """
     from fastcomm.critical_path import tables
-    from fastcomm.graph.edits import plan
+    from fastcomm.graph.edits import parse_edits
 
-    planned = plan(edits)
+    planned = parse_edits(edits)
     path = find_path(paths, path_options, reading, execution)
     answer = path.predict(planned, bottleneck=edits.bottleneck)
     if files.trace_path is not None:

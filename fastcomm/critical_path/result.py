@@ -26,7 +26,7 @@ from fastcomm.critical_path.rules import (
 from fastcomm.critical_path.what_if import EditedStep, Replay
 from fastcomm.critical_path.window import DeviceTime, step_note
 from fastcomm.errors import FastcommError
-from fastcomm.graph.edits import Edit, EditPlan, EditSweep, Interval, plan
+from fastcomm.graph.edits import Edit, EditSweep, Interval, ParsedEdits, parse_edits
 from fastcomm.graph.graph import Graph
 from fastcomm.option_fields import takes
 from fastcomm.result import Result
@@ -205,9 +205,9 @@ class CriticalPath(FoundPath, Result):
             If an edit is invalid, or selects nothing.
 
         """
-        return self.predict(plan(options), bottleneck=options.bottleneck)
+        return self.predict(parse_edits(options), bottleneck=options.bottleneck)
 
-    def predict(self, plan_: EditPlan, *, bottleneck: bool = False) -> "WhatIf":
+    def predict(self, plan_: ParsedEdits, *, bottleneck: bool = False) -> "WhatIf":
         """Predict the step time after the edits of a plan, and for each edit of its sweeps.
 
         With `bottleneck`, also without each operation of the critical path, before the edits.

@@ -368,7 +368,7 @@ class Replay(peers.OwnedEdges):
     def step_after(self, edits: Sequence[Edit]) -> EditedStep:
         """Return the step time before and after edits, and the path of the edited graph."""
         for edit in edits:
-            check_type(edit, Edit, "edit", "an Edit, of fastcomm.graph.edits.plan")
+            check_type(edit, Edit, "edit", "an Edit, of fastcomm.graph.edits.parse_edits")
         graph = self.critical.graph
         begin = int(graph.time[0]) if len(graph.time) else 0
         measured = graph.time - begin

@@ -12,9 +12,9 @@ from fastcomm.errors import ConfigError
 from fastcomm.executors.executor import OpenedRun, Task
 from fastcomm.formats.runs import with_world
 from fastcomm.trace.run import (
+    ParallelMap,
     ReadRanks,
     SkippedRank,
-    Spread,
     agreed_size,
     expected_ranks,
     named_ranks,
@@ -106,7 +106,7 @@ def answered(run: OpenedRun, question: WorkQuestion) -> list[Kernels]:
 def _finished(
     totals: WorkTotals,
     skipped: Sequence[SkippedRank],
-    _: Spread,
+    _: ParallelMap,
     *,
     question: WorkQuestion,
     world_size: int | None,

@@ -31,7 +31,7 @@ from fastcomm.options import ReadOptions
 from fastcomm.result import TableResult
 from fastcomm.trace.columns import filled
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import SkippedRank, Spread
+from fastcomm.trace.run import ParallelMap, SkippedRank
 from fastcomm.trace.schema import OP
 from fastcomm.trace.trace import Trace
 from fastcomm.units import format_s, parse_bandwidth, percent
@@ -123,7 +123,7 @@ def _merged(parts: Sequence[RecordedCalls]) -> RecordedCalls:
 
 
 def _whole(
-    calls: RecordedCalls, _skipped: Sequence[SkippedRank], _spread: Spread
+    calls: RecordedCalls, _skipped: Sequence[SkippedRank], _parallel_map: ParallelMap
 ) -> RecordedCalls:
     return calls
 
@@ -463,10 +463,12 @@ class _Model:
         Fitted to exchanges of different sizes, else those of NCCL.
         """
         least, mean = float(self.times.min()), float(self.direct.mean())
-        spread = float(self.direct.var())
-        if math.sqrt(spread) < _LEAST_VARIATION * mean:
+        variance = float(self.direct.var())
+        if math.sqrt(variance) < _LEAST_VARIATION * mean:
             return min(_START_S, least)
-        slope = float(((self.direct - mean) * (self.times - self.times.mean())).mean()) / spread
+        slope = (
+            float(((self.direct - mean) * (self.times - self.times.mean())).mean()) / variance
+        )
         return min(max(0.0, float(self.times.mean()) - slope * mean), least)
 
     def scaled(self, seconds: float) -> float:

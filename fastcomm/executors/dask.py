@@ -37,7 +37,7 @@ from fastcomm.executors.executor import (
     skipped_rank,
 )
 from fastcomm.executors.processes import check_code, check_same, code, versions
-from fastcomm.trace.run import RunTraces, SkippedRank, Source, Spread, one_by_one
+from fastcomm.trace.run import ParallelMap, RunTraces, SkippedRank, Source, one_by_one
 
 if TYPE_CHECKING:
     from distributed import Future
@@ -409,9 +409,9 @@ class _Scratch(Generic[P]):
         return cls(task, shared / f"fastcomm-{uuid4().hex}")
 
     @property
-    def spread(self) -> Spread:
+    def parallel_map(self) -> ParallelMap:
         """The function that spreads work of `finish`; serial if data are in memory."""
-        return one_by_one if self.folder is None else _spread
+        return one_by_one if self.folder is None else _parallel_map
 
     def merge(self, parts: Sequence[P]) -> P:
         """Merge partial results on a worker; with a folder, spill the large tables to a file.
@@ -449,8 +449,8 @@ def _checked_folder(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _spread(function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
-    """Call a function on each item, from a worker on all workers; a `Spread`."""
+def _parallel_map(function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
+    """Call a function on each item, from a worker on all workers; a `ParallelMap`."""
     from distributed import worker_client
 
     with worker_client() as client:
@@ -545,7 +545,7 @@ class Dask(ClusterConnection):
                         progress(source)
             failed = by_rank(unread, every, run.skipped)
             merged = reducer.result()
-            return self.answer(self.submit(task.finish, merged, failed, scratch.spread))
+            return self.answer(self.submit(task.finish, merged, failed, scratch.parallel_map))
         finally:
             work.cancel()
 

@@ -22,7 +22,7 @@ from fastcomm.checks import MOST_WORKERS, Range, invalid_value
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.executors.processes import CopiedObject, Processes
 from fastcomm.process import make_folder, remove_folder
-from fastcomm.trace.run import Content, RunTraces, SkippedRank, Source, Spread, one_by_one
+from fastcomm.trace.run import Content, ParallelMap, RunTraces, SkippedRank, Source, one_by_one
 from fastcomm.trace.trace import Trace
 
 S = TypeVar("S")
@@ -72,7 +72,7 @@ class Task(Generic[P, R]):
 
     measure: Callable[..., P]
     merge: Callable[[Sequence[P]], P]
-    finish: Callable[[P, Sequence[SkippedRank], Spread], R]
+    finish: Callable[[P, Sequence[SkippedRank], ParallelMap], R]
     spill: Callable[[P, Path], P] | None = None
     content: Content = "work"
     takes_many: bool = False
@@ -181,7 +181,7 @@ def _order(skipped: SkippedRank) -> tuple[bool, int, str]:
 
 
 def both(
-    merged: P, unread: Sequence[SkippedRank], _: Spread
+    merged: P, unread: Sequence[SkippedRank], _: ParallelMap
 ) -> tuple[P, Sequence[SkippedRank]]:
     """Return the merged partial result and the skipped ranks; a `Task.finish`."""
     return merged, unread
@@ -334,8 +334,8 @@ class Local:
             failed = by_rank(unread, len(run.sources), run.skipped)
             _LOG.debug("%d ranks read by %d processes", len(run.sources), workers)
             # Without spill files, sending the partial results to workers would take longer.
-            spread = processes.spread if spill else one_by_one
-            result = task.finish(reducer.result(), failed, spread)
+            parallel_map = processes.spread if spill else one_by_one
+            result = task.finish(reducer.result(), failed, parallel_map)
         _LOG.debug("partial results merged and finished")
         return result
 

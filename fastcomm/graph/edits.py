@@ -100,7 +100,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EditPlan:
+class ParsedEdits:
     """The edits of one what-if, and its sweeps: edits of which each is tried in turn."""
 
     edits: tuple[Edit, ...] = ()
@@ -116,7 +116,7 @@ class EditPlan:
         return self.edits
 
 
-def plan(options: EditOptions) -> EditPlan:
+def parse_edits(options: EditOptions) -> ParsedEdits:
     """Return the edits that options name: those of their file first, then their own.
 
     Edits of one file, or of one command line, apply in the order heal, set, scale, overlap,
@@ -132,7 +132,7 @@ def plan(options: EditOptions) -> EditPlan:
     if options.edits is not None:
         parsed += _of_file(str(options.edits))
     parsed += _of_options(options)
-    return EditPlan(
+    return ParsedEdits(
         edits=tuple(one[0] for one in parsed if len(one) == 1),
         sweeps=tuple(tuple(one) for one in parsed if len(one) > 1),
     )

@@ -7,7 +7,7 @@ from fastcomm.checks import non_default
 from fastcomm.errors import ConfigError, python_names
 from fastcomm.isp.calibration import setting
 from fastcomm.isp.options import SearchOptions, with_gpus
-from fastcomm.isp.question import numbers, question_of
+from fastcomm.isp.problem import numbers, problem_of
 from fastcomm.isp.result import SearchResult
 from fastcomm.isp.search import SearchSweep, search, sweep
 from fastcomm.option_fields import build, shows
@@ -42,9 +42,9 @@ def search_strategies(**options: Any) -> SearchResult | SearchSweep:
     for original in ("compat", "compat_tables", "strict_batch", "overlap_wdp"):
         if original in non_default(search_options):
             raise ConfigError(f"{original}: use fastcomm.compat.isp.search_strategies instead")
-    hardware, question = setting(search_options), question_of(search_options)
+    hardware, problem = setting(search_options), problem_of(search_options)
     lengths = numbers(search_options.seq_len, "sequence length") or ()
     if len(lengths) > 1:
-        return sweep(question, hardware.cluster, lengths, hardware.attention)
-    result = search(question, hardware.cluster, attention=hardware.attention)
+        return sweep(problem, hardware.cluster, lengths, hardware.attention)
+    result = search(problem, hardware.cluster, attention=hardware.attention)
     return replace(result, calibration=hardware.calibration)

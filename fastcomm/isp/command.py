@@ -19,7 +19,7 @@ from fastcomm.option_fields import COMPAT, OUTPUT, option_field
 
 if TYPE_CHECKING:
     from fastcomm.isp.calibration import Setting
-    from fastcomm.isp.question import Question
+    from fastcomm.isp.problem import SearchProblem
     from fastcomm.isp.result import SearchResult
     from fastcomm.isp.search import SearchSweep
 
@@ -92,13 +92,13 @@ def run(
 
 def _search(options: SearchOptions, showing: ShowOptions, files: ResultFiles) -> None:
     """Search the strategies, and print and write the result."""
-    from fastcomm.isp import question as isp_question
+    from fastcomm.isp import problem as isp_question
     from fastcomm.isp.calibration import setting
 
     lengths = isp_question.numbers(options.seq_len, "sequence length") or (0,)
     if len(lengths) > 1:
         _check_sweep(options, showing)
-    question = isp_question.question_of(options)
+    problem = isp_question.problem_of(options)
     tables = None
     if options.compat_tables:
         from fastcomm.compat.isp import compat_tables
@@ -106,16 +106,16 @@ def _search(options: SearchOptions, showing: ShowOptions, files: ResultFiles) ->
         tables = compat_tables(options)
     using = setting(options, tables)
     if len(lengths) > 1:
-        _sweep(question, using, lengths, files)
+        _sweep(problem, using, lengths, files)
         return
     result = replace(
-        _searched(question, using, options), top=showing.top, calibration=using.calibration
+        _searched(problem, using, options), top=showing.top, calibration=using.calibration
     )
     if showing.sensitivity:
         from fastcomm.isp.search import sensitivity
 
         best = result.record(0) if result.feasible else None
-        changes = sensitivity(question, using.cluster, best, using.attention)
+        changes = sensitivity(problem, using.cluster, best, using.attention)
         result = replace(result, sensitivity=changes)
     if result.feasible:
         result = _explained(result, showing)
@@ -134,15 +134,17 @@ def _check_sweep(options: SearchOptions, showing: ShowOptions) -> None:
         raise ConfigError(f"{shown}: no effect with several --seq-len; pass one length")
 
 
-def _searched(question: "Question", using: "Setting", options: SearchOptions) -> "SearchResult":
+def _searched(
+    problem: "SearchProblem", using: "Setting", options: SearchOptions
+) -> "SearchResult":
     """Return the result of the search; with --compat by the rules of the original."""
     if options.compat is None:
         from fastcomm.isp.search import search
 
-        return search(question, using.cluster, attention=using.attention)
+        return search(problem, using.cluster, attention=using.attention)
     from fastcomm.compat import isp
 
-    return isp.answer(question, isp.rules_of(options), using)
+    return isp.answer(problem, isp.rules_of(options), using)
 
 
 def _write_page(result: "SearchResult | SearchSweep", files: ResultFiles) -> None:
@@ -163,10 +165,10 @@ def _explained(result: "SearchResult", showing: ShowOptions) -> "SearchResult":
         if place > result.feasible:
             expected = f"1 to {result.feasible}, the number of feasible strategies"
             raise invalid("--explain", str(place), expected)
-        terms = explanation(result.record(place - 1), result.question)
+        terms = explanation(result.record(place - 1), result.problem)
         result = replace(result, explanation={"place": place, **terms})
     if trainer is not None:
-        arguments = snippet(trainer, result.record(0), result.question)
+        arguments = snippet(trainer, result.record(0), result.problem)
         result = replace(result, trainer_args=arguments)
     return result
 
@@ -194,14 +196,14 @@ def _show(result: "SearchResult", showing: ShowOptions) -> None:
 
 
 def _sweep(
-    question: "Question", using: "Setting", lengths: tuple[int, ...], files: ResultFiles
+    problem: "SearchProblem", using: "Setting", lengths: tuple[int, ...], files: ResultFiles
 ) -> None:
     """Search every length (in tokens) and world size, and print and write the results."""
     from fastcomm.isp import tables as isp_tables
     from fastcomm.isp.search import sweep
     from fastcomm.show.files import write_tables
 
-    result = sweep(question, using.cluster, lengths, using.attention)
+    result = sweep(problem, using.cluster, lengths, using.attention)
     _write_page(result, files)
     if files.output is not None:
         book = "isp" if files.xlsx else None

@@ -4,15 +4,15 @@ from typing import Any
 
 from fastcomm.isp.layer import Term
 from fastcomm.isp.price import CONTEXT_BYTES
-from fastcomm.isp.question import Question
+from fastcomm.isp.problem import SearchProblem
 from fastcomm.isp.result import Record
 from fastcomm.models import Model
 
 
-def time_terms(record: Record, question: Question) -> list[Term]:
+def time_terms(record: Record, problem: SearchProblem) -> list[Term]:
     """Return the seconds of a step; the terms of level 1 add up to the first."""
     num = record["micro_num"]
-    layers, plain = _slowest(record, question)
+    layers, plain = _slowest(record, problem)
     runs = f"{num} micro-batches x {layers} layers"
 
     def layer(name: str, text: str, seconds: float) -> Term:
@@ -37,10 +37,10 @@ def time_terms(record: Record, question: Question) -> list[Term]:
     ]
 
 
-def _slowest(record: Record, question: Question) -> tuple[int, int]:
+def _slowest(record: Record, problem: SearchProblem) -> tuple[int, int]:
     """Return the numbers of layers of the slowest stage: usual ones, and without experts."""
     pp = record["pp"]
-    counts = question.model.counts(record.get("slowest_stage", pp - 1), pp)
+    counts = problem.model.counts(record.get("slowest_stage", pp - 1), pp)
     return counts[0], sum(counts[1:])
 
 
@@ -132,10 +132,10 @@ def memory_terms(record: Record) -> list[Term]:
     return [whole, *(part for part in parts if part.value)]
 
 
-def explanation(record: Record, question: Question) -> dict[str, Any]:
+def explanation(record: Record, problem: SearchProblem) -> dict[str, Any]:
     """Return the terms of a strategy's step time and memory as JSON objects."""
     return {
-        "time": [_in_json(term, "time_ns", 1e9) for term in time_terms(record, question)],
+        "time": [_in_json(term, "time_ns", 1e9) for term in time_terms(record, problem)],
         "memory": [_in_json(term, "bytes", 1) for term in memory_terms(record)],
     }
 
@@ -178,23 +178,23 @@ def _rate(record: Record) -> str:
     return f"{record['g_bsz']} tokens, {record['tgs']:.1f} tokens/s/GPU"
 
 
-def snippet(trainer: str, record: Record, question: Question) -> str:
+def snippet(trainer: str, record: Record, problem: SearchProblem) -> str:
     """Return the text with which a trainer uses a strategy.
 
     Parameters
     ----------
     trainer
         "megatron" for arguments of Megatron-LM, else the configuration of InternEvo.
-    record, question
+    record, problem
         The strategy, and the job that it is for.
 
     """
-    return (_megatron if trainer == "megatron" else _internevo)(record, question)
+    return (_megatron if trainer == "megatron" else _internevo)(record, problem)
 
 
-def _megatron(record: Record, question: Question) -> str:
+def _megatron(record: Record, problem: SearchProblem) -> str:
     """Return the arguments of Megatron-LM for a strategy, on lines joined by backslashes."""
-    model = question.model
+    model = problem.model
     sequences = record["g_bsz"] // record["seq_len"]
     arguments = [
         f"--num-layers {model.layers} --hidden-size {model.hidden}",
@@ -203,7 +203,7 @@ def _megatron(record: Record, question: Question) -> str:
         f"--micro-batch-size {record['micro_bsz']} --global-batch-size {sequences}",
         *_megatron_attention(model),
         *_megatron_parallel(record, model),
-        *(_megatron_experts(record, question) if model.experts else ()),
+        *(_megatron_experts(record, problem) if model.experts else ()),
     ]
     if model.mlp == "swiglu":
         arguments.append("--swiglu")
@@ -257,16 +257,16 @@ def _megatron_parallel(record: Record, model: Model) -> list[str]:
     return arguments
 
 
-def _megatron_experts(record: Record, question: Question) -> list[str]:
+def _megatron_experts(record: Record, problem: SearchProblem) -> list[str]:
     """Return Megatron's arguments for the experts of a model that has some."""
-    model, experts = question.model, question.model.experts
+    model, experts = problem.model, problem.model.experts
     assert experts is not None
     arguments = [
         f"--num-experts {experts.number} --moe-router-topk {experts.top_k}",
         f"--moe-ffn-hidden-size {experts.ffn} --moe-grouped-gemm",
         f"--expert-model-parallel-size {record['ep']} --expert-tensor-parallel-size 1",
         "--moe-token-dispatcher-type flex --moe-enable-deepep"
-        if question.dispatch == "nodes"
+        if problem.dispatch == "nodes"
         else "--moe-token-dispatcher-type alltoall",
     ]
     if experts.shared:
@@ -277,9 +277,9 @@ def _megatron_experts(record: Record, question: Question) -> list[str]:
     return arguments
 
 
-def _internevo(record: Record, question: Question) -> str:
+def _internevo(record: Record, problem: SearchProblem) -> str:
     """Return the Python configuration of InternEvo for a strategy."""
-    mode, model = record["algo_type"], question.model
+    mode, model = record["algo_type"], problem.model
     isp = mode == "isp"
     para = _shard(record, "p_para", "wp_size")
     zero = record["p_os"] if "p_os" in record else record["zp_size"] * (para if isp else 1)

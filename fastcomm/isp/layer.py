@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fastcomm.hardware.calibration import AttentionTable
 from fastcomm.hardware.clusters import Cluster
 from fastcomm.hardware.gpus import FloatArray, LinkFit, bus_factor
-from fastcomm.isp.question import Question
+from fastcomm.isp.problem import SearchProblem
 from fastcomm.isp.space import (
     FULL,
     NONE,
@@ -300,17 +300,17 @@ class Correction:
         return np.asarray(np.interp(width, self.widths[place], self.ratios[place][way]))
 
 
-def copies(grid: StrategyGrid, question: Question, experts: Experts) -> Array:
+def copies(grid: StrategyGrid, problem: SearchProblem, experts: Experts) -> Array:
     """Return the copies of tokens that the busiest rank sends and computes per micro-batch.
 
-    This is tokens times experts per token, times the imbalance that `question` states.
+    This is tokens times experts per token, times the imbalance that `problem` states.
     """
-    tokens = 1.0 * grid.bsz * question.seq_len / grid.sp
-    return np.asarray(tokens * experts.top_k * question.imbalance)
+    tokens = 1.0 * grid.bsz * problem.seq_len / grid.sp
+    return np.asarray(tokens * experts.top_k * problem.imbalance)
 
 
 def expert_gemm(
-    grid: StrategyGrid, question: Question, cluster: Cluster, experts: Experts
+    grid: StrategyGrid, problem: SearchProblem, cluster: Cluster, experts: Experts
 ) -> Array:
     """Return the forward time of one of the three grouped GEMMs of a rank's experts, in s.
 
@@ -318,29 +318,29 @@ def expert_gemm(
 
     Parameters
     ----------
-    grid, question, cluster
+    grid, problem, cluster
         Strategies of one layout, the job, the hardware.
     experts
         Experts of a layer.
 
     """
-    work = 2.0 * copies(grid, question, experts) * question.model.hidden * experts.ffn
-    read = question.dtype_size * _expert_weights(grid, question, experts) / cluster.hbm
+    work = 2.0 * copies(grid, problem, experts) * problem.model.hidden * experts.ffn
+    read = problem.dtype_size * _expert_weights(grid, problem, experts) / cluster.hbm
     return np.maximum(cluster.gemm.seconds(work), read)
 
 
-def _expert_weights(grid: StrategyGrid, question: Question, experts: Experts) -> float:
+def _expert_weights(grid: StrategyGrid, problem: SearchProblem, experts: Experts) -> float:
     """Return the elements of one matrix of all experts of a rank."""
-    return experts.number / grid.ep * question.model.hidden * experts.ffn
+    return experts.number / grid.ep * problem.model.hidden * experts.ffn
 
 
 def _expert_exchange(
-    grid: StrategyGrid, question: Question, cluster: Cluster, experts: Experts
+    grid: StrategyGrid, problem: SearchProblem, cluster: Cluster, experts: Experts
 ) -> Array:
     """Return the seconds of a layer's expert all-to-alls, forward and backward."""
-    volume = question.dtype_size * question.model.hidden * copies(grid, question, experts)
+    volume = problem.dtype_size * problem.model.hidden * copies(grid, problem, experts)
     calls = 4 + 2 * (grid.recompute == FULL).astype(np.float64)
-    if question.dispatch == "copies":
+    if problem.dispatch == "copies":
         return np.asarray(calls * cluster_collective(cluster, "all_to_all", volume, grid.ep))
     nodes = -(-grid.ep // cluster.gpus_per_node)
     once = by_node(cluster, volume, grid.ep, visited_nodes(experts, nodes) / experts.top_k)
@@ -378,13 +378,17 @@ class Compute:
 
 
 def compute(
-    grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer, attention: Attention
+    grid: StrategyGrid,
+    problem: SearchProblem,
+    cluster: Cluster,
+    layer: Layer,
+    attention: Attention,
 ) -> Compute:
     """Return the compute time of a layer and micro-batch, without communication, in s.
 
     Parameters
     ----------
-    grid, question, cluster
+    grid, problem, cluster
         Strategies of one layout, the job, the hardware.
     layer
         Kind of layer.
@@ -397,17 +401,17 @@ def compute(
         Parts of the time; they include the recompute of each strategy.
 
     """
-    tokens = 2.0 * grid.bsz * question.seq_len / grid.sp
+    tokens = 2.0 * grid.bsz * problem.seq_len / grid.sp
     gemms = [
         (cluster.gemm.seconds(tokens * elements), count) for elements, count in layer.matrices
     ]
     if layer.experts:
-        gemms.append((expert_gemm(grid, question, cluster, layer.experts), 3))
+        gemms.append((expert_gemm(grid, problem, cluster, layer.experts), 3))
     recompute = (grid.recompute == FULL).astype(np.float64)
     forward = sum(time * count for time, count in gemms)
-    repeats = recompute if question.flash else (grid.recompute != NONE).astype(np.float64)
-    elements = question.dtype_size / 2 * grid.bsz * question.seq_len * question.model.hidden
-    traffic = elements * grid.activations(question, layer)
+    repeats = recompute if problem.flash else (grid.recompute != NONE).astype(np.float64)
+    elements = problem.dtype_size / 2 * grid.bsz * problem.seq_len * problem.model.hidden
+    traffic = elements * grid.activations(problem, layer)
     return Compute(
         gemms=tuple(gemms),
         linear=(3 + recompute) * forward,
@@ -417,15 +421,15 @@ def compute(
     )
 
 
-def head(grid: StrategyGrid, question: Question, cluster: Cluster) -> Array:
+def head(grid: StrategyGrid, problem: SearchProblem, cluster: Cluster) -> Array:
     """Return the time of a micro-batch's logits, forward and backward, in s."""
-    tokens = 2.0 * grid.bsz * question.seq_len / grid.sp
-    return np.asarray(3 * cluster.gemm.seconds(tokens * question.model.embedding))
+    tokens = 2.0 * grid.bsz * problem.seq_len / grid.sp
+    return np.asarray(3 * cluster.gemm.seconds(tokens * problem.model.embedding))
 
 
 def attention_time(
     grid: StrategyGrid,
-    question: Question,
+    problem: SearchProblem,
     cluster: Cluster,
     correction: Correction | None = None,
 ) -> Attention:
@@ -433,7 +437,7 @@ def attention_time(
 
     Parameters
     ----------
-    grid, question
+    grid, problem
         Strategies; model, sequence length and whether attention is fused (`flash`).
     cluster
         Has the speed of attention and the memory bandwidth.
@@ -441,8 +445,8 @@ def attention_time(
         Scales fused attention to measurements; None without any.
 
     """
-    model, seq, sp = question.model, float(question.seq_len), grid.sp
-    if not question.flash:
+    model, seq, sp = problem.model, float(problem.seq_len), grid.sp
+    if not problem.flash:
         flops = 4.0 * grid.bsz * seq**2 * model.hidden * model.breadth / sp
         traffic = 12.0 * grid.bsz * model.heads * seq**2 / sp
         forward = flops / cluster.unfused + traffic / cluster.hbm
@@ -481,13 +485,17 @@ class LayerCost:
 
 
 def layer_cost(
-    grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer, attention: Attention
+    grid: StrategyGrid,
+    problem: SearchProblem,
+    cluster: Cluster,
+    layer: Layer,
+    attention: Attention,
 ) -> LayerCost:
     """Return the time of one kind of layer and micro-batch, and its parts, in s.
 
     Parameters
     ----------
-    grid, question, cluster
+    grid, problem, cluster
         Strategies of one layout, the job, the hardware.
     layer
         Kind of layer.
@@ -495,41 +503,41 @@ def layer_cost(
         Time of its attention, see `attention_time`.
 
     """
-    work = compute(grid, question, cluster, layer, attention)
-    gathers, overlap = weights(grid, question, cluster, layer, work)
-    activations = sequence(grid, question, cluster, layer)
+    work = compute(grid, problem, cluster, layer, attention)
+    gathers, overlap = weights(grid, problem, cluster, layer, work)
+    activations = sequence(grid, problem, cluster, layer)
     seconds = overlap + activations + work.attention + work.elementwise
     exchange = exposed = None
     if layer.experts:
-        exchange = _expert_exchange(grid, question, cluster, layer.experts)
-        exposed = _exposed(question, work, exchange)
+        exchange = _expert_exchange(grid, problem, cluster, layer.experts)
+        exposed = _exposed(problem, work, exchange)
         seconds = seconds + exposed
     times = {"gathers": gathers, "overlap": overlap, "sequence": activations}
     return LayerCost(work=work, exchange=exchange, exposed=exposed, seconds=seconds, **times)
 
 
-def _exposed(question: Question, work: Compute, exchange: Array) -> Array:
+def _exposed(problem: SearchProblem, work: Compute, exchange: Array) -> Array:
     """Return the part of expert all-to-alls that compute does not overlap."""
-    if not question.overlap_experts:
+    if not problem.overlap_experts:
         return exchange
     compute_time = work.linear + work.attention + work.elementwise
-    contention = question.penalty * np.minimum(compute_time, exchange)
+    contention = problem.penalty * np.minimum(compute_time, exchange)
     return np.asarray(np.maximum(0.0, exchange - compute_time) + contention)
 
 
 def weights(
-    grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer, work: Compute
+    grid: StrategyGrid, problem: SearchProblem, cluster: Cluster, layer: Layer, work: Compute
 ) -> tuple[Array, Array]:
     """Return the time of weight communication of a layer, and of the GEMMs overlapped with it.
 
     Times are seconds per candidate of the grid. Of two overlapped parts the longer counts, plus
-    `question.penalty` of the shorter.
+    `problem.penalty` of the shorter.
 
     Parameters
     ----------
     grid
         Candidate strategies.
-    question
+    problem
         Model, overlap and penalty.
     cluster
         Bandwidths and startup times.
@@ -546,15 +554,15 @@ def weights(
         GEMMs and the exposed part of the gathers.
 
     """
-    d, k, tp = question.dtype_size, question.penalty, grid.tp
+    d, k, tp = problem.dtype_size, problem.penalty, grid.tp
     volume = np.array([[d * elements / tp] for elements, _ in layer.matrices])
     times = _gathers(cluster, volume, layers_of(grid, 0.0))
     if layer.experts:
-        routed = np.array([[d * _expert_weights(grid, question, layer.experts)]])
+        routed = np.array([[d * _expert_weights(grid, problem, layer.experts)]])
         times = np.concatenate([times, _gathers(cluster, routed, experts_of(grid, 0.0))])
     counts = np.array([[count] for _, count in work.gemms])
     comm = (times * counts).sum(axis=0)
-    if question.overlap == "layer":
+    if problem.overlap == "layer":
         both = np.maximum(work.linear, comm) + k * np.minimum(work.linear, comm)
         return comm, np.where(comm > 0, both, work.linear)
     passes = 3 + (grid.recompute == FULL)
@@ -572,14 +580,16 @@ def _gathers(cluster: Cluster, volume: Array, piece: ShardedElements) -> Array:
     return 2 * gather + reduce
 
 
-def sequence(grid: StrategyGrid, question: Question, cluster: Cluster, layer: Layer) -> Array:
+def sequence(
+    grid: StrategyGrid, problem: SearchProblem, cluster: Cluster, layer: Layer
+) -> Array:
     """Return the time of a layer's communication of activations, both passes, in s.
 
     Its calls depend on the algorithm of `grid`, and full recompute repeats those of the forward
     pass.
     """
-    model, recompute = question.model, (grid.recompute == FULL).astype(np.float64)
-    volume = 1.0 * question.dtype_size * grid.bsz * question.seq_len * model.hidden
+    model, recompute = problem.model, (grid.recompute == FULL).astype(np.float64)
+    volume = 1.0 * problem.dtype_size * grid.bsz * problem.seq_len * model.hidden
     if grid.isp:
         # Keys and values are repeated if there are fewer heads of them than shards.
         group = max(model.kv_heads, min(grid.sp, model.heads)) / model.heads

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastcomm.isp.question import ALGOS
+from fastcomm.isp.problem import ALGOS
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep
 from fastcomm.isp.space import REASONS
@@ -36,7 +36,7 @@ def page(result: SearchResult | SearchSweep) -> Page:
 def _search(result: SearchResult) -> Page:
     """Return the page of one search, which may have no feasible strategy."""
     best = result.record(0) if result.feasible else None
-    question = result.question
+    problem = result.problem
     why = "no strategy fits"
     sections = [_rejected(result)]
     tgs = latency = memory = None
@@ -45,7 +45,7 @@ def _search(result: SearchResult) -> Page:
         sections = [_front(result), _ranking(result), *sections]
         tgs, memory, latency = best["tgs"], best["total_mm_cost"], best["total_latency"] * _NS
         headline = (
-            f"{best['algo_type'].upper()} trains {question.model.name} the fastest: ",
+            f"{best['algo_type'].upper()} trains {problem.model.name} the fastest: ",
             pages.fact(_SPEED, tgs, pages.whole),
             " tokens/s/GPU.",
         )
@@ -53,8 +53,8 @@ def _search(result: SearchResult) -> Page:
         sections.append(_changes(result.sensitivity))
     return Page(
         title="Parallel strategies",
-        source=f"{question.model.name} on {result.cluster}, "
-        f"{pages.whole(question.seq_len)} tokens/sequence",
+        source=f"{problem.model.name} on {result.cluster}, "
+        f"{pages.whole(problem.seq_len)} tokens/sequence",
         headline=headline,
         facts=(
             pages.fact(_SPEED, tgs, pages.whole, label="tokens/s/GPU", why=why),

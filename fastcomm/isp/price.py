@@ -21,7 +21,7 @@ from fastcomm.isp.layer import (
     layer_cost,
     optimizer,
 )
-from fastcomm.isp.question import Question
+from fastcomm.isp.problem import SearchProblem
 from fastcomm.isp.space import (
     FULL,
     NONE,
@@ -38,7 +38,7 @@ BytesByName = dict[str, Array | float]  # bytes by name
 
 def price(
     grid: StrategyGrid,
-    question: Question,
+    problem: SearchProblem,
     cluster: Cluster,
     correction: Correction | None = None,
 ) -> Costs:
@@ -46,7 +46,7 @@ def price(
 
     Parameters
     ----------
-    grid, question, cluster
+    grid, problem, cluster
         Strategies of one layout, the job, the hardware.
     correction
         Scales the time of attention to measurements; None without any.
@@ -57,18 +57,18 @@ def price(
         Values broadcast to the shape of the grid.
 
     """
-    attention = attention_time(grid, question, cluster, correction)
+    attention = attention_time(grid, problem, cluster, correction)
     layers = [
-        layer_cost(grid, question, cluster, kind, attention) for kind in question.model.kinds
+        layer_cost(grid, problem, cluster, kind, attention) for kind in problem.model.kinds
     ]
-    pipeline = _pipeline(grid, question, layers, head(grid, question, cluster))
-    pipeline["p2p"] = _p2p(grid, question, cluster)
-    last_counts = question.model.counts(grid.pp - 1, grid.pp)
-    stage = Stage.of(grid, question, last_counts, 2 if grid.pp == 1 else 1)
-    grad = _gradients(grid, question, cluster, stage)
-    if question.overlap_grad:
+    pipeline = _pipeline(grid, problem, layers, head(grid, problem, cluster))
+    pipeline["p2p"] = _p2p(grid, problem, cluster)
+    last_counts = problem.model.counts(grid.pp - 1, grid.pp)
+    stage = Stage.of(grid, problem, last_counts, 2 if grid.pp == 1 else 1)
+    grad = _gradients(grid, problem, cluster, stage)
+    if problem.overlap_grad:
         grad = np.maximum(0.0, grad - _backward(grid, layers, last_counts))
-    param = _parameters(grid, question, cluster, stage)
+    param = _parameters(grid, problem, cluster, stage)
     update = optimizer(grid, stage, cluster)
     stages = pipeline["all_fwd_bwd_cost"] + pipeline["bubble"] + pipeline["p2p"]
     total = stages + grad + param + update
@@ -81,7 +81,7 @@ def price(
         "grad_sync": grad,
         "param_sync": param,
         "optimizer": update,
-        **_rates(grid, question, cluster, total),
+        **_rates(grid, problem, cluster, total),
     }
 
 
@@ -104,10 +104,10 @@ def _layer(layers: list[LayerCost]) -> Costs:
 
 
 def _pipeline(
-    grid: StrategyGrid, question: Question, layers: list[LayerCost], logits: Array
+    grid: StrategyGrid, problem: SearchProblem, layers: list[LayerCost], logits: Array
 ) -> Costs:
     """Return the time of the slowest stage, and of the bubble."""
-    model, pp = question.model, grid.pp
+    model, pp = problem.model, grid.pp
 
     def stage(counts: tuple[int, ...]) -> Array:
         pairs = zip(counts, layers, strict=True)
@@ -139,11 +139,11 @@ def _backward(grid: StrategyGrid, layers: list[LayerCost], counts: tuple[int, ..
     return np.asarray(sum(times))
 
 
-def _rates(grid: StrategyGrid, question: Question, cluster: Cluster, total: Array) -> Costs:
+def _rates(grid: StrategyGrid, problem: SearchProblem, cluster: Cluster, total: Array) -> Costs:
     """Return tokens/s/GPU, duration, batch in tokens, MFU and HFU of a step."""
-    model, tokens = question.model, grid.bsz * grid.num * question.seq_len * grid.dp
+    model, tokens = problem.model, grid.bsz * grid.num * problem.seq_len * grid.dp
     tgs = tokens / (grid.world * total)
-    model_flops, hardware_flops = (model.flops(question.seq_len, passes) for passes in (3, 4))
+    model_flops, hardware_flops = (model.flops(problem.seq_len, passes) for passes in (3, 4))
     flops = np.where(grid.recompute == FULL, hardware_flops, model_flops)
     return {
         "tgs": tgs,
@@ -154,13 +154,13 @@ def _rates(grid: StrategyGrid, question: Question, cluster: Cluster, total: Arra
     }
 
 
-def _p2p(grid: StrategyGrid, question: Question, cluster: Cluster) -> Array | float:
+def _p2p(grid: StrategyGrid, problem: SearchProblem, cluster: Cluster) -> Array | float:
     """Return the seconds of all messages between pipeline stages."""
     if grid.pp == 1:
         return 0.0 * grid.num
     stride = grid.world // grid.pp
-    whole = 1.0 * question.dtype_size * grid.bsz * question.seq_len * question.model.hidden
-    scatter = grid.algo == "mtp" and question.p2p == "scatter"
+    whole = 1.0 * problem.dtype_size * grid.bsz * problem.seq_len * problem.model.hidden
+    scatter = grid.algo == "mtp" and problem.p2p == "scatter"
     volume = whole / (grid.sp if scatter else grid.whole)
     if is_inside(cluster, grid.pp, stride):
         message = cluster.alpha_intra + volume / cluster.bw_intra
@@ -175,23 +175,25 @@ def _p2p(grid: StrategyGrid, question: Question, cluster: Cluster) -> Array | fl
 _BUCKET = 512 * 2**20  # bytes of a gradient bucket, which is one call
 
 
-def _gradients(grid: StrategyGrid, question: Question, cluster: Cluster, stage: Stage) -> Array:
+def _gradients(
+    grid: StrategyGrid, problem: SearchProblem, cluster: Cluster, stage: Stage
+) -> Array:
     """Return the seconds to reduce a stage's gradients over all ranks that hold them."""
-    d = question.dtype_size
+    d = problem.dtype_size
     time = _bucketed(cluster, "all_reduce", np.float64(d * stage.unsharded), grid.dp, grid.sp)
     for piece in stage.pieces:
-        for part in _reductions(question, cluster, piece):
+        for part in _reductions(problem, cluster, piece):
             time = time + part
     return time
 
 
 def _reductions(
-    question: Question, cluster: Cluster, piece: ShardedElements
+    problem: SearchProblem, cluster: Cluster, piece: ShardedElements
 ) -> tuple[Array, ...]:
     """Return the seconds of the collectives that reduce the gradients of a piece."""
-    d, n = question.dtype_size, piece.replicas
+    d, n = problem.dtype_size, piece.replicas
     volume, stride = d * piece.elements / piece.grads, piece.stride * piece.grads
-    if question.grad_sync == "all_reduce":
+    if problem.grad_sync == "all_reduce":
         return (_bucketed(cluster, "all_reduce", volume, n // piece.grads, stride),)
     scattered = d * piece.elements / piece.os
     return (
@@ -213,16 +215,16 @@ def _bucketed(
 
 
 def _parameters(
-    grid: StrategyGrid, question: Question, cluster: Cluster, stage: Stage
+    grid: StrategyGrid, problem: SearchProblem, cluster: Cluster, stage: Stage
 ) -> Array:
     """Return the seconds to send updated parameters to all ranks that need them."""
-    d = question.dtype_size
+    d = problem.dtype_size
     unsharded = cluster_collective(cluster, "broadcast", d * stage.unsharded, grid.dp, grid.sp)
     time = np.zeros(len(grid.os))
     for piece in stage.pieces:
         parts, stride = piece.os // piece.para, piece.stride * piece.para
         volume = d * piece.elements / piece.para
-        if question.param_sync == "all_gather":
+        if problem.param_sync == "all_gather":
             time = time + cluster_collective(cluster, "all_gather", volume, parts, stride)
         else:
             time = time + cluster_collective(cluster, "broadcast", volume, parts, stride, parts)
@@ -236,11 +238,11 @@ CONTEXT_BYTES = 1.5e9
 _STEP_BYTES = 16
 
 
-def memory(grid: StrategyGrid, question: Question) -> BytesByName:
+def memory(grid: StrategyGrid, problem: SearchProblem) -> BytesByName:
     """Return the bytes of the fullest stage by name; `total_mm_cost` is their total."""
     fullest: BytesByName | None = None
-    for stage in candidate_stages(grid.pp, question.model):
-        terms = _stage(grid, question, stage)
+    for stage in candidate_stages(grid.pp, problem.model):
+        terms = _stage(grid, problem, stage)
         if fullest is None:
             fullest = terms
             continue
@@ -250,19 +252,19 @@ def memory(grid: StrategyGrid, question: Question) -> BytesByName:
     return fullest
 
 
-def _stage(grid: StrategyGrid, question: Question, place: int) -> BytesByName:
+def _stage(grid: StrategyGrid, problem: SearchProblem, place: int) -> BytesByName:
     """Return the terms of the memory of pipeline stage `place`."""
-    pp, d = grid.pp, question.dtype_size
+    pp, d = grid.pp, problem.dtype_size
     last = place == pp - 1
-    counts = question.model.counts(place, pp)
-    stage = Stage.of(grid, question, counts, int(place == 0) + int(last))
+    counts = problem.model.counts(place, pp)
+    stage = Stage.of(grid, problem, counts, int(place == 0) + int(last))
     pieces, states = stage.pieces, stage.states(grid)
     weights = d * (sum(piece.elements / piece.para for piece in pieces) + stage.unsharded)
     grads = d * (sum(piece.elements / piece.grads for piece in pieces) + stage.unsharded)
     in_flight = np.minimum(grid.num, pp - place)
-    activations = _activations(grid, question, in_flight, counts)
-    activations |= _last(grid, question) if last else dict.fromkeys(_LAST, 0.0)
-    others = _buffers(grid, question, sum(counts))
+    activations = _activations(grid, problem, in_flight, counts)
+    activations |= _last(grid, problem) if last else dict.fromkeys(_LAST, 0.0)
+    others = _buffers(grid, problem, sum(counts))
     activation, buffers = (
         sum((np.asarray(term) for term in terms.values()), np.float64(0))
         for terms in (activations, others)
@@ -282,19 +284,19 @@ def _stage(grid: StrategyGrid, question: Question, place: int) -> BytesByName:
 
 
 def _activations(
-    grid: StrategyGrid, question: Question, in_flight: Array, counts: tuple[int, ...]
+    grid: StrategyGrid, problem: SearchProblem, in_flight: Array, counts: tuple[int, ...]
 ) -> BytesByName:
     """Return the bytes of activations of a stage with `in_flight` micro-batches."""
-    d, seq, model = question.dtype_size, question.seq_len, question.model
+    d, seq, model = problem.dtype_size, problem.seq_len, problem.model
     unit = d / 2 * grid.bsz * seq * model.hidden
     virtual = grid.pp * grid.interleave
     in_flight = np.where(
         grid.interleave > np.int64(1), in_flight * (1 + (grid.pp - 1) / virtual), in_flight
     )
-    scores = 0.0 if question.flash else 5 * model.heads * seq / (model.hidden * grid.sp)
+    scores = 0.0 if problem.flash else 5 * model.heads * seq / (model.hidden * grid.sp)
     saved_scores = np.where(grid.recompute == NONE, scores, 0.0)
     kinds = [
-        (count, grid.activations(question, kind))
+        (count, grid.activations(problem, kind))
         for count, kind in zip(counts, model.kinds, strict=True)
         if count
     ]
@@ -314,10 +316,10 @@ _LAST = (
 )
 
 
-def _last(grid: StrategyGrid, question: Question) -> BytesByName:
+def _last(grid: StrategyGrid, problem: SearchProblem) -> BytesByName:
     """Return the activations around the head, on the last stage."""
-    model, d, sp = question.model, question.dtype_size, grid.sp
-    tokens = 1.0 * grid.bsz * question.seq_len
+    model, d, sp = problem.model, problem.dtype_size, grid.sp
+    tokens = 1.0 * grid.bsz * problem.seq_len
     peak = 2 * d * tokens * model.hidden * (1 + 1 / sp) + d * model.embedding / sp
     return {
         "norm_activation": 4 * tokens * model.hidden / grid.whole,
@@ -327,31 +329,31 @@ def _last(grid: StrategyGrid, question: Question) -> BytesByName:
     }
 
 
-def _buffers(grid: StrategyGrid, question: Question, layers: int) -> BytesByName:
+def _buffers(grid: StrategyGrid, problem: SearchProblem, layers: int) -> BytesByName:
     """Return gathered weights, rotary tables and the pipeline buffer of a stage."""
-    model, d = question.model, question.dtype_size
+    model, d = problem.model, problem.dtype_size
     kind = model.kinds[0]
     weights = sum(elements * count for elements, count in kind.matrices)
     pool = np.where(grid.para > 1, 4 * d * weights / grid.tp, 0.0)
     if kind.experts:
         routed = 4 * d * model.expert_parameters / grid.ep
         pool = pool + np.where(experts_of(grid, routed).para > 1, routed, 0.0)
-    piece = d * grid.bsz * question.seq_len * model.hidden / grid.whole
+    piece = d * grid.bsz * problem.seq_len * model.hidden / grid.whole
     return {
         "mem_pool_mm": pool,
-        "rotary_emb_sincos_cache_mm": 2.0 * d * layers * question.seq_len * model.rotary / 2,
+        "rotary_emb_sincos_cache_mm": 2.0 * d * layers * problem.seq_len * model.rotary / 2,
         "pp_p2p_buffer": piece if grid.pp > 1 else 0.0,
     }
 
 
-def evaluate(grid: StrategyGrid, question: Question, cluster: Cluster) -> dict[str, Any]:
+def evaluate(grid: StrategyGrid, problem: SearchProblem, cluster: Cluster) -> dict[str, Any]:
     """Return every field of a grid's only strategy: seconds, bytes and rates by name.
 
     Parameters
     ----------
-    grid, question, cluster
+    grid, problem, cluster
         A grid with one strategy, see `StrategyGrid.one`; the job; the hardware.
 
     """
-    fields = price(grid, question, cluster) | memory(grid, question)
+    fields = price(grid, problem, cluster) | memory(grid, problem)
     return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in fields.items()}

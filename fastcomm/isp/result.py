@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.checks import invalid_value
-from fastcomm.isp.question import ALGOS, Question
+from fastcomm.isp.problem import ALGOS, SearchProblem
 from fastcomm.isp.space import nearest
 from fastcomm.result import TableResult
 from fastcomm.units import format_s
@@ -255,7 +255,7 @@ def _chosen(record: Record) -> dict[str, object]:
 class SearchResult(TableResult):
     """Result of a search; `columns` has the feasible strategies, ranked by tokens/s/GPU."""
 
-    question: Question
+    problem: SearchProblem
     cluster: str
     mode: str
     candidates: int
@@ -323,7 +323,7 @@ class SearchResult(TableResult):
 
     def nearest(self) -> str:
         """Explain why no strategy is feasible, and the nearest change that helps."""
-        return nearest(self.question, self.rejected, self.least_memory, self.unsuited)
+        return nearest(self.problem, self.rejected, self.least_memory, self.unsuited)
 
     def json_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return fields of a strategy with the names and units of the JSON document."""
@@ -342,7 +342,7 @@ class SearchResult(TableResult):
 
     def figures(self) -> dict[str, str]:
         """Return the model, the cluster, the number of strategies and the best one."""
-        figures = {"model": self.question.model.name, "cluster": self.cluster}
+        figures = {"model": self.problem.model.name, "cluster": self.cluster}
         figures["feasible"] = f"{self.feasible} of {self.candidates}"
         for best in self.best(1):
             batches = f"{best['micro_num']} x {best['micro_bsz']}"
@@ -360,7 +360,7 @@ class SearchResult(TableResult):
         return {
             "mode": self.mode,
             "cluster": self.cluster,
-            "model": self.question.model.name,
+            "model": self.problem.model.name,
             "candidates": self.candidates,
             "feasible": self.feasible,
             "rejected": self.rejected,

@@ -12,7 +12,7 @@ from fastcomm.hardware.clusters import Cluster
 from fastcomm.hardware.gpus import GemmCurve
 from fastcomm.isp.layer import Correction
 from fastcomm.isp.price import memory, price
-from fastcomm.isp.question import ALGOS, Question
+from fastcomm.isp.problem import ALGOS, SearchProblem
 from fastcomm.isp.result import (
     FeasibleCells,
     Fields,
@@ -33,7 +33,7 @@ MOST = 30_000_000
 
 
 def search(
-    question: Question,
+    problem: SearchProblem,
     cluster: Cluster,
     attention: AttentionTable | None = None,
 ) -> SearchResult:
@@ -41,39 +41,39 @@ def search(
 
     Parameters
     ----------
-    question
+    problem
         Model, batch, world sizes and constraints.
     cluster
-        Hardware whose GPU memory is the limit, unless the question has one.
+        Hardware whose GPU memory is the limit, unless the problem has one.
     attention
         Measured attention times, which correct the formula.
 
     Raises
     ------
     ConfigError
-        If no strategy can satisfy the question, or it has more than `MOST` candidates.
+        If no strategy can satisfy the problem, or it has more than `MOST` candidates.
 
     """
-    question.check()
-    limit = cluster.memory if question.memory is None else question.memory
+    problem.check()
+    limit = cluster.memory if problem.memory is None else problem.memory
     correction = Correction.of(attention, cluster) if attention else None
     counts = Counts()
     parts: list[FeasibleCells] = []
     least = np.inf
     virtual_stages: set[int] = set()
-    for grid in _all_grids(question, counts):
+    for grid in _all_grids(problem, counts):
         virtual_stages.update(np.unique(grid.interleave).tolist())
-        memory_terms = memory(grid, question)
+        memory_terms = memory(grid, problem)
         total = np.broadcast_to(memory_terms["total_mm_cost"], grid.shape)
         least = min(least, float(total.min()))
         fits = total <= limit
         counts.rejected["memory"] += fits.size - int(np.count_nonzero(fits))
         if fits.any():
-            costs = price(grid, question, cluster, correction)
-            fields = {**_key(grid, question), **costs, **memory_terms}
+            costs = price(grid, problem, cluster, correction)
+            fields = {**_key(grid, problem), **costs, **memory_terms}
             parts.append(FeasibleCells.of(grid.shape, fits, fields))
     return SearchResult(
-        question=question,
+        problem=problem,
         cluster=cluster.name,
         mode="default",
         candidates=counts.candidates,
@@ -81,17 +81,17 @@ def search(
         least_memory=float(least) if np.isfinite(least) else None,
         columns=Records.of(parts),
         unsuited=tuple(sorted(counts.unsuited)),
-        notes=(*notes(cluster), *_unused_interleave(question, virtual_stages)),
+        notes=(*notes(cluster), *_unused_interleave(problem, virtual_stages)),
     )
 
 
-def _unused_interleave(question: Question, used: set[int]) -> tuple[str, ...]:
+def _unused_interleave(problem: SearchProblem, used: set[int]) -> tuple[str, ...]:
     """Return a note on requested virtual stages per rank that no candidate has.
 
     `used` are the numbers of virtual stages of all candidates. Without any candidate, the
     result says why.
     """
-    unused = sorted(set(question.interleave or ()) - used)
+    unused = sorted(set(problem.interleave or ()) - used)
     if not unused or not used:
         return ()
     return (
@@ -100,10 +100,10 @@ def _unused_interleave(question: Question, used: set[int]) -> tuple[str, ...]:
     )
 
 
-def _all_grids(question: Question, counts: Counts) -> Iterator[StrategyGrid]:
+def _all_grids(problem: SearchProblem, counts: Counts) -> Iterator[StrategyGrid]:
     """Yield the candidates of all world sizes; raise `ConfigError` if there are too many."""
-    for world in question.world_sizes:
-        for grid in grids(question, world, counts):
+    for world in problem.world_sizes:
+        for grid in grids(problem, world, counts):
             if counts.cells > MOST:
                 raise ConfigError(
                     f"more than {MOST} candidates: narrow the batch, or set --pp-sizes "
@@ -122,16 +122,16 @@ _LONGEST = 256 * 2**10
 _NARROWEST = 512
 
 
-def _key(grid: StrategyGrid, question: Question) -> Fields:
+def _key(grid: StrategyGrid, problem: SearchProblem) -> Fields:
     """Return the fields of a record that identify a strategy."""
-    extrapolated = question.flash and (
-        question.seq_len > _LONGEST or _width(question) // grid.sp < _NARROWEST
+    extrapolated = problem.flash and (
+        problem.seq_len > _LONGEST or _width(problem) // grid.sp < _NARROWEST
     )
     degrees = {
         "algo": ALGOS.index(grid.algo),
         "pp": grid.pp,
         "sp": grid.sp,
-        "seq_len": question.seq_len,
+        "seq_len": problem.seq_len,
         "world_size": grid.world,
         "ep": grid.ep,
     }
@@ -147,17 +147,17 @@ def _key(grid: StrategyGrid, question: Question) -> Fields:
         "p_para": grid.para,
         "p_grads": grid.grads,
         "p_os": grid.os,
-        "modelsize": np.asarray(question.model.parameters / 1e9),
+        "modelsize": np.asarray(problem.model.parameters / 1e9),
         "extrapolated": np.asarray(extrapolated),
     }
 
 
-def _width(question: Question) -> float:
-    return question.model.hidden * question.model.breadth
+def _width(problem: SearchProblem) -> float:
+    return problem.model.hidden * problem.model.breadth
 
 
 def sensitivity(
-    question: Question,
+    problem: SearchProblem,
     cluster: Cluster,
     best: Record | None,
     attention: AttentionTable | None = None,
@@ -166,7 +166,7 @@ def sensitivity(
 
     Parameters
     ----------
-    question, cluster
+    problem, cluster
         The job and its hardware.
     best
         Best strategy of the cluster as it is; None if there is none, and gains are then None.
@@ -179,13 +179,13 @@ def sensitivity(
         The gain is the relative increase of tokens/s/GPU.
 
     """
-    limit = cluster.memory if question.memory is None else question.memory
+    limit = cluster.memory if problem.memory is None else problem.memory
     variants = {
-        "links in a node x2": (question, replace(cluster, bw_intra=2 * cluster.bw_intra)),
-        "links between nodes x2": (question, replace(cluster, bw_node=2 * cluster.bw_node)),
-        "memory bandwidth x2": (question, replace(cluster, hbm=2 * cluster.hbm)),
-        "memory x1.5": (replace(question, memory=1.5 * limit), cluster),
-        "arithmetic x1.5": (question, _with_faster_compute(cluster, 1.5)),
+        "links in a node x2": (problem, replace(cluster, bw_intra=2 * cluster.bw_intra)),
+        "links between nodes x2": (problem, replace(cluster, bw_node=2 * cluster.bw_node)),
+        "memory bandwidth x2": (problem, replace(cluster, hbm=2 * cluster.hbm)),
+        "memory x1.5": (replace(problem, memory=1.5 * limit), cluster),
+        "arithmetic x1.5": (problem, _with_faster_compute(cluster, 1.5)),
     }
     changes = []
     for name, (varied, hardware) in variants.items():
@@ -260,16 +260,16 @@ class SearchSweep(TableResult):
 
 
 def sweep(
-    question: Question,
+    problem: SearchProblem,
     cluster: Cluster,
     seq_lens: Sequence[int],
     attention: AttentionTable | None = None,
 ) -> SearchSweep:
-    """Search every world size of the question at every sequence length.
+    """Search every world size of the problem at every sequence length.
 
     Parameters
     ----------
-    question
+    problem
         Model, batch and world sizes; its sequence length is replaced.
     cluster
         Cluster to search on.
@@ -290,8 +290,8 @@ def sweep(
     cells, common = [], None
     for seq_len in seq_lens:
         smallest_rate = rate_of_one = None
-        for world in sorted(question.world_sizes):
-            point = replace(question, world_sizes=(world,), seq_len=seq_len)
+        for world in sorted(problem.world_sizes):
+            point = replace(problem, world_sizes=(world,), seq_len=seq_len)
             cell, cell_notes = _cell(point, cluster, attention)
             if cell.candidates:
                 common = [note for note in cell_notes if common is None or note in common]
@@ -309,15 +309,15 @@ def sweep(
 
 
 def _cell(
-    question: Question, cluster: Cluster, attention: AttentionTable | None
+    problem: SearchProblem, cluster: Cluster, attention: AttentionTable | None
 ) -> tuple[SweepPoint, Sequence[str]]:
     """Search one world size and sequence length, and return the point and its notes.
 
     If the search raises `ConfigError`, the point has its message.
     """
-    point = SweepPoint(world_size=question.world_sizes[0], seq_len=question.seq_len)
+    point = SweepPoint(world_size=problem.world_sizes[0], seq_len=problem.seq_len)
     try:
-        result = search(question, cluster, attention=attention)
+        result = search(problem, cluster, attention=attention)
     except ConfigError as error:
         return replace(point, why=str(error)), ()
     best = next(iter(result.best(1)), None)

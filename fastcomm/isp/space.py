@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.isp.question import Question
+from fastcomm.isp.problem import SearchProblem
 from fastcomm.models import Layer, Model
 from fastcomm.units import format_gib
 
@@ -133,26 +133,26 @@ class StrategyGrid:
         """Degree by which norms and stage inputs are sharded; 1 for MTP."""
         return 1 if self.algo == "mtp" else self.sp
 
-    def activations(self, question: Question, layer: Layer) -> float:
+    def activations(self, problem: SearchProblem, layer: Layer) -> float:
         """Return the activations of a layer, without scores: ranks repeat or shard them.
 
         The layer saves them for its backward pass, and element-wise work reads them. The unit
         is D/2 bytes per element of hidden states, where D are the bytes of an element.
         """
-        repeated = self._repeated(question)
+        repeated = self._repeated(problem)
         # 8 around attention and MLP, 10 of queries, keys, values and attention output.
-        around = 8 + 10 * question.model.breadth
+        around = 8 + 10 * problem.model.breadth
         wide = layer.wide
         if layer.experts:
-            copies = layer.experts.top_k * (4 + 8 * layer.experts.ffn / question.model.hidden)
-            wide += (question.imbalance - 1) * copies
+            copies = layer.experts.top_k * (4 + 8 * layer.experts.ffn / problem.model.hidden)
+            wide += (problem.imbalance - 1) * copies
         return repeated + (around - repeated + wide) / self.sp
 
-    def _repeated(self, question: Question) -> int:
+    def _repeated(self, problem: SearchProblem) -> int:
         """Return the activations that every rank of a tensor-parallel group repeats."""
         if self.algo != "mtp":
             return 0
-        return 8 if question.model.mlp == "swiglu" else 10
+        return 8 if problem.model.mlp == "swiglu" else 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class Stage:
 
     @classmethod
     def of(
-        cls, grid: StrategyGrid, question: Question, counts: tuple[int, ...], ends: int
+        cls, grid: StrategyGrid, problem: SearchProblem, counts: tuple[int, ...], ends: int
     ) -> "Stage":
         """Return the elements of the weights that a pipeline stage holds.
 
@@ -184,7 +184,7 @@ class Stage:
         ----------
         grid
             Strategies, which divide the weights.
-        question
+        problem
             Has the model.
         counts
             Number of layers of each kind on the stage.
@@ -192,7 +192,7 @@ class Stage:
             Number of embeddings and heads on it: 0, 1 or 2.
 
         """
-        model = question.model
+        model = problem.model
         kinds = zip(counts, model.kinds, strict=True)
         inside = sum(count * kind.parameters for count, kind in kinds) / grid.tp
         ends = min(ends, 1) if model.tied else ends
@@ -298,12 +298,12 @@ def chains(n: int) -> IntArray:
     return np.array(sorted(triples), np.int64).T
 
 
-def grids(question: Question, world: int, counts: Counts) -> Iterator[StrategyGrid]:
+def grids(problem: SearchProblem, world: int, counts: Counts) -> Iterator[StrategyGrid]:
     """Yield the strategies of one world size, layout by layout.
 
     Parameters
     ----------
-    question
+    problem
         Model and limits of the search.
     world
         Number of ranks.
@@ -312,14 +312,14 @@ def grids(question: Question, world: int, counts: Counts) -> Iterator[StrategyGr
 
     """
     for pp in divisors(world):
-        if pp > question.model.layers or (question.pp and pp not in question.pp):
+        if pp > problem.model.layers or (problem.pp and pp not in problem.pp):
             continue
         for sp in divisors(world // pp):
-            if question.sp and sp not in question.sp:
+            if problem.sp and sp not in problem.sp:
                 continue
-            rows = _rows(question, world // pp // sp, pp)
-            for algo in _distinct(question.algos, sp):
-                yield from _layouts(question, (world, pp, sp, algo), rows, counts)
+            rows = _rows(problem, world // pp // sp, pp)
+            for algo in _distinct(problem.algos, sp):
+                yield from _layouts(problem, (world, pp, sp, algo), rows, counts)
 
 
 def _distinct(algos: tuple[str, ...], sp: int) -> tuple[str, ...]:
@@ -329,15 +329,15 @@ def _distinct(algos: tuple[str, ...], sp: int) -> tuple[str, ...]:
 
 
 def _layouts(
-    question: Question, key: tuple[int, int, int, str], rows: LayoutRows, counts: Counts
+    problem: SearchProblem, key: tuple[int, int, int, str], rows: LayoutRows, counts: Counts
 ) -> Iterator[StrategyGrid]:
     """Yield a grid for each degree of expert parallelism; `key` is world, pp, sp, algorithm."""
     world, pp, sp, algo = key
-    shards = _shards(question, world // pp if algo == "isp" else world // pp // sp)
+    shards = _shards(problem, world // pp if algo == "isp" else world // pp // sp)
     columns = dict(zip(("para", "grads", "os"), shards, strict=True)) | rows.columns
     width = shards.shape[1]
-    for ep in _degrees(question, world // pp):
-        if reason := _rejection(question, sp, algo, rows):
+    for ep in _degrees(problem, world // pp):
+        if reason := _rejection(problem, sp, algo, rows):
             counts.reject(reason, rows.total * width)
             if reason == "batch":
                 counts.unsuited.add(world // pp // sp)
@@ -350,64 +350,64 @@ def _layouts(
             yield StrategyGrid(world=world, pp=pp, sp=sp, algo=algo, ep=ep, **columns)
 
 
-def _degrees(question: Question, ranks: int) -> tuple[int, ...]:
+def _degrees(problem: SearchProblem, ranks: int) -> tuple[int, ...]:
     """Return the numbers of a stage's ranks over which the experts of a layer can be spread."""
-    experts = question.model.experts
+    experts = problem.model.experts
     if experts is None:
         return (1,)
     return tuple(
         ep
         for ep in divisors(ranks)
-        if experts.number % ep == 0 and (question.ep is None or ep in question.ep)
+        if experts.number % ep == 0 and (problem.ep is None or ep in problem.ep)
     )
 
 
-def _rejection(question: Question, sp: int, algo: str, rows: LayoutRows) -> str | None:
+def _rejection(problem: SearchProblem, sp: int, algo: str, rows: LayoutRows) -> str | None:
     """Return the reason to reject a layout, or None."""
-    if not _heads_allow(question, sp, algo):
+    if not _heads_allow(problem, sp, algo):
         return "heads"
     # Experts take each token once: where every rank has all of them, none could tell whose.
-    if question.model.experts and algo == "mtp" and sp > 1:
+    if problem.model.experts and algo == "mtp" and sp > 1:
         return "experts"
     return None if rows.suited else "batch"
 
 
-def _heads_allow(question: Question, sp: int, algo: str) -> bool:
+def _heads_allow(problem: SearchProblem, sp: int, algo: str) -> bool:
     """Whether a sequence or tensor degree divides the heads as the algorithm requires."""
-    model = question.model
+    model = problem.model
     if model.heads % sp or sp > model.heads:
         return False
     # Tensor parallelism cuts key and value heads, or repeats each on as many ranks.
     return algo == "isp" or model.kv_heads % sp == 0 or sp % model.kv_heads == 0
 
 
-def _shards(question: Question, replicas: int) -> IntArray:
+def _shards(problem: SearchProblem, replicas: int) -> IntArray:
     """Return the chains of shards over replicas, shape (3, chains)."""
     shards = chains(replicas)
-    if question.ulysses:
+    if problem.ulysses:
         return shards[:, (shards[0] == 1) | (shards[0] == replicas)]
     return shards
 
 
-def _rows(question: Question, dp: int, pp: int) -> LayoutRows:
+def _rows(problem: SearchProblem, dp: int, pp: int) -> LayoutRows:
     """Return the micro-batches, recompute modes and virtual stages that the schedule allows.
 
     `total` also counts those that it rejects. If no micro-batch suits the global batch there
     are no rows, and `total` counts as if one did.
     """
-    pairs = micro_batches(question, dp)
-    modes = (NONE, FULL) if question.flash else (NONE, FULL, SELECTIVE)
+    pairs = micro_batches(problem, dp)
+    modes = (NONE, FULL) if problem.flash else (NONE, FULL, SELECTIVE)
     table = np.array(
         [
             (b, m, recompute, v)
             for b, m in pairs or [(1, 0)]
             for recompute in modes
-            for v in _virtual(question, pp)
+            for v in _virtual(problem, pp)
         ],
         np.int64,
     ).reshape(-1, 4)
     _, num, _, stages = table.T
-    allowed = (num > 0) & ((num >= pp) | question.any_schedule)
+    allowed = (num > 0) & ((num >= pp) | problem.any_schedule)
     allowed &= (stages == 1) | (num % pp == 0)
     columns = (column[:, None] for column in table[allowed].T)
     return LayoutRows(
@@ -418,22 +418,22 @@ def _rows(question: Question, dp: int, pp: int) -> LayoutRows:
     )
 
 
-def _virtual(question: Question, pp: int) -> tuple[int, ...]:
+def _virtual(problem: SearchProblem, pp: int) -> tuple[int, ...]:
     """Return the numbers of virtual stages of a rank, which divide the layers of each stage."""
-    layers = question.model.layers
+    layers = problem.model.layers
     if pp == 1 or layers % pp:
-        return (1,) if question.interleave is None or 1 in question.interleave else ()
+        return (1,) if problem.interleave is None or 1 in problem.interleave else ()
     return tuple(
         stages
         for stages in divisors(layers // pp)
-        if question.interleave is None or stages in question.interleave
+        if problem.interleave is None or stages in problem.interleave
     )
 
 
-def micro_batches(question: Question, dp: int) -> list[tuple[int, int]]:
+def micro_batches(problem: SearchProblem, dp: int) -> list[tuple[int, int]]:
     """Return every pair of micro-batch size and number that the global batch allows."""
-    batch = question.batch
-    unit = dp * question.seq_len
+    batch = problem.batch
+    unit = dp * problem.seq_len
     least, most = -(-batch.least // unit), batch.most // unit
     if batch.micro_bsz is not None and batch.micro_num is not None:
         fits = least <= batch.micro_bsz * batch.micro_num <= most
@@ -449,7 +449,7 @@ def micro_batches(question: Question, dp: int) -> list[tuple[int, int]]:
 
 
 def nearest(
-    question: Question,
+    problem: SearchProblem,
     rejected: dict[str, int],
     least_memory: float | None,
     unsuited: tuple[int, ...],
@@ -458,8 +458,8 @@ def nearest(
 
     Parameters
     ----------
-    question
-        The question of the search.
+    problem
+        The problem of the search.
     rejected
         Candidates by reason.
     least_memory
@@ -472,10 +472,10 @@ def nearest(
         need = format_gib(least_memory)
         return f"no strategy fits into memory: the smallest needs {need}"
     if unsuited:
-        unit = min(unsuited) * question.seq_len
-        near = max(unit, round(question.batch.most / unit) * unit)
+        unit = min(unsuited) * problem.seq_len
+        near = max(unit, round(problem.batch.most / unit) * unit)
         return (
-            f"no strategy: the global batch {question.batch.most} is not a multiple of "
+            f"no strategy: the global batch {problem.batch.most} is not a multiple of "
             f"data-parallel degree x sequence length for any strategy; try {near}"
         )
     if rejected.get("schedule"):
@@ -488,19 +488,19 @@ def nearest(
         for reason, count in rejected.items()
         if count
     ]
-    return f"no strategy: rejected {', '.join(reasons)}" if reasons else _undivided(question)
+    return f"no strategy: rejected {', '.join(reasons)}" if reasons else _undivided(problem)
 
 
-def _undivided(question: Question) -> str:
+def _undivided(problem: SearchProblem) -> str:
     """Name the requested degree that divides nothing that it has to divide."""
-    layers = {question.model.layers}
-    stages = [pp for pp in question.pp or (1,) if question.model.layers % pp == 0]
-    ranks = _over(question.world_sizes, question.pp)
+    layers = {problem.model.layers}
+    stages = [pp for pp in problem.pp or (1,) if problem.model.layers % pp == 0]
+    ranks = _over(problem.world_sizes, problem.pp)
     degrees = {
-        "pp": (question.pp, set(question.world_sizes), "GPUs"),
-        "sp": (question.sp, ranks, "GPUs of a stage"),
-        "ep": (question.ep, ranks, "GPUs of a stage"),
-        "interleave": (question.interleave, _over(layers, stages), "layers of a stage"),
+        "pp": (problem.pp, set(problem.world_sizes), "GPUs"),
+        "sp": (problem.sp, ranks, "GPUs of a stage"),
+        "ep": (problem.ep, ranks, "GPUs of a stage"),
+        "interleave": (problem.interleave, _over(layers, stages), "layers of a stage"),
     }
     for name, (requested, totals, unit) in degrees.items():
         if requested and not any(n % degree == 0 for n in totals for degree in requested):

@@ -7,7 +7,7 @@ from rich.markup import escape
 from fastcomm.hardware.calibration import Calibration, ComputeResidual
 from fastcomm.isp.explanation import memory_terms, time_terms
 from fastcomm.isp.layer import Term, two_gpus
-from fastcomm.isp.question import Question
+from fastcomm.isp.problem import SearchProblem
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep, SweepPoint
 from fastcomm.isp.space import REASONS
@@ -41,20 +41,20 @@ def show(result: SearchResult, top: int) -> None:
     console = plain_console()
     for line in _head(result):
         say(console, escape(line), hanging=2)
-    console.print(_ranking("fastest", result.best(top), result.question))
-    if len(result.question.world_sizes) > 1:
+    console.print(_ranking("fastest", result.best(top), result.problem))
+    if len(result.problem.world_sizes) > 1:
         console.print(
-            _ranking("by GPUs", list(result.best_by_world().values()), result.question)
+            _ranking("by GPUs", list(result.best_by_world().values()), result.problem)
         )
     best = result.best_by_algo()
-    console.print(_ranking("algorithm", list(best.values()), result.question))
-    console.print(_breakdown(best, result.question))
+    console.print(_ranking("algorithm", list(best.values()), result.problem))
+    console.print(_breakdown(best, result.problem))
     front = result.pareto()
     if len(front) > 1:
         step = max(1, (len(front) - 1) / (_FRONT - 1))
         chosen = sorted({min(len(front) - 1, round(i * step)) for i in range(_FRONT)})
         console.print(
-            _ranking("less memory", [front[place] for place in chosen], result.question)
+            _ranking("less memory", [front[place] for place in chosen], result.problem)
         )
     notes(result.notes)
     if any(record.get("extrapolated") for record in result.best(top)):
@@ -70,8 +70,8 @@ def notes(notes: Iterable[str]) -> None:
 
 def _head(result: SearchResult) -> list[str]:
     """Return the lines on the fastest strategy, on the job, and on rejected candidates."""
-    question = result.question
-    sizes = question.world_sizes
+    problem = result.problem
+    sizes = problem.world_sizes
     world = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
     reasons = ", ".join(
         f"{count} {REASONS.get(reason, f'by {reason}')}"
@@ -80,33 +80,33 @@ def _head(result: SearchResult) -> list[str]:
     )
     mode = "" if result.mode == "default" else f", as {result.mode}"
     return [
-        *(_fastest(record, question) for record in result.best(1)),
-        f"{question.model.name} ({question.model.parameters / 1e9:.2f} G parameters) "
-        f"on {world} {result.cluster}, {question.seq_len} tokens/sequence{mode}",
+        *(_fastest(record, problem) for record in result.best(1)),
+        f"{problem.model.name} ({problem.model.parameters / 1e9:.2f} G parameters) "
+        f"on {world} {result.cluster}, {problem.seq_len} tokens/sequence{mode}",
         f"{counted(result.candidates, 'candidate')}, {result.feasible} feasible; rejected: "
         f"{reasons or 'none'}",
     ]
 
 
-def _fastest(record: Record, question: Question) -> str:
+def _fastest(record: Record, problem: SearchProblem) -> str:
     """Return the sentence on the fastest strategy: its layout, speed and memory."""
     mfu = f", MFU {percent(record['mfu'])} (full attention)" if "mfu" in record else ""
     return (
-        f"Fastest: {_name(record, question)} on {record['world_size']} GPUs, "
+        f"Fastest: {_name(record, problem)} on {record['world_size']} GPUs, "
         f"pp {record['pp']}, sp {record['sp']}: {format_s(record['total_latency'])} a step, "
         f"{record['tgs']:.1f} tokens/s/GPU{mfu}, {record['total_mm_cost'] / 2**30:.1f} GiB"
     )
 
 
-def _name(record: Record, question: Question) -> str:
+def _name(record: Record, problem: SearchProblem) -> str:
     """Return the name of a strategy; with `sp` 1, MTP, MSP and FSP are the same."""
     is_plain = record["sp"] == 1 and record["algo_type"] != "isp"
-    return "data parallelism" if is_plain else _algorithm(record["algo_type"], question)
+    return "data parallelism" if is_plain else _algorithm(record["algo_type"], problem)
 
 
-def _algorithm(name: str, question: Question) -> str:
+def _algorithm(name: str, problem: SearchProblem) -> str:
     """Return the name of an algorithm as tables show it; DSP is searched as a kind of ISP."""
-    return "DSP" if question.ulysses else name.upper()
+    return "DSP" if problem.ulysses else name.upper()
 
 
 def _shards(record: Record) -> str:
@@ -119,21 +119,21 @@ def _shards(record: Record) -> str:
     return "/".join(map(str, shards))
 
 
-def _ranking(title: str, records: Sequence[Record], question: Question) -> TerminalTable:
+def _ranking(title: str, records: Sequence[Record], problem: SearchProblem) -> TerminalTable:
     """Return a table of strategies in the order of `records`; `title` heads the algorithms."""
     layout = ["pp", "sp"]
     if any(record.get("interleave", 1) > 1 for record in records):
         layout.insert(1, "interleave")
-    if len(question.world_sizes) > 1:
+    if len(problem.world_sizes) > 1:
         layout.insert(0, "world_size")
-    if question.model.experts:
+    if problem.model.experts:
         layout.append("ep")
     columns = ("shards", "batches", "recompute", "step", "tokens/s/GPU", "MFU", "GiB")
     shown = [_LAYOUT.get(name, name) for name in layout]
     rows = table(title, *shown, *columns, drop=("MFU", "shards"))
     for record in records:
         rows.add_row(
-            _algorithm(record["algo_type"], question),
+            _algorithm(record["algo_type"], problem),
             *(str(record[name]) for name in layout),
             _shards(record),
             f"{record['micro_num']} x {record['micro_bsz']}",
@@ -146,10 +146,10 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Termi
     return rows
 
 
-def _breakdown(best: dict[str, Record], question: Question) -> TerminalTable:
+def _breakdown(best: dict[str, Record], problem: SearchProblem) -> TerminalTable:
     """Return a table of the shares of a step, with a column for each algorithm."""
-    terms = {algo: time_terms(record, question) for algo, record in best.items()}
-    rows = table("where a step goes", *(_algorithm(algo, question) for algo in terms))
+    terms = {algo: time_terms(record, problem) for algo, record in best.items()}
+    rows = table("where a step goes", *(_algorithm(algo, problem) for algo in terms))
     for row in zip(*(parts[1:] for parts in terms.values()), strict=True):
         shares = [
             part.value / whole[0].value for part, whole in zip(row, terms.values(), strict=True)
@@ -168,20 +168,20 @@ def explain(result: SearchResult, place: int) -> None:
     record = result.record(place)
     for line in _head(result)[:2]:
         say(console, escape(line), hanging=2)
-    console.print(_ranking(f"strategy {place + 1}", [record], result.question))
-    console.print(terms_table("time", time_terms(record, result.question), format_s))
+    console.print(_ranking(f"strategy {place + 1}", [record], result.problem))
+    console.print(terms_table("time", time_terms(record, result.problem), format_s))
     console.print(terms_table("memory", memory_terms(record), format_binary_bytes))
-    if not result.question.model.experts:
-        say(console, _on_two(record["algo_type"], result.question), hanging=2)
+    if not result.problem.model.experts:
+        say(console, _on_two(record["algo_type"], result.problem), hanging=2)
     notes(result.notes)
     say(console, _LEGEND, hanging=2, style="dim")
 
 
-def _on_two(algo: str, question: Question) -> str:
+def _on_two(algo: str, problem: SearchProblem) -> str:
     """Return the sentence on what an algorithm sends and saves on two GPUs."""
     two = two_gpus(algo)
     return (
-        f"On two GPUs {_algorithm(algo, question)} sends {two['sent']:g} times a micro-batch's "
+        f"On two GPUs {_algorithm(algo, problem)} sends {two['sent']:g} times a micro-batch's "
         f"activations per layer ({two['sent_with_checkpoints']:g} with recompute), and saves "
         f"{two['kept'] / 2:.1f} times as much for the backward pass."
     )

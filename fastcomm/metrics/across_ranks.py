@@ -37,7 +37,7 @@ from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.ranks.clocks import ClockOffset
 from fastcomm.trace.columns import filled, table_of
 from fastcomm.trace.parallelisms import TAG
-from fastcomm.trace.run import Spread, named_ranks, ranges
+from fastcomm.trace.run import ParallelMap, named_ranks, ranges
 from fastcomm.trace.trace import SMALL
 from fastcomm.units import plural
 
@@ -135,7 +135,7 @@ class Material:
 
 
 def measure_across_ranks(
-    material: Material, clock_alignment: ClockAlignment, spread: Spread
+    material: Material, clock_alignment: ClockAlignment, parallel_map: ParallelMap
 ) -> tuple[AcrossRanks, dict[str, pa.Table]]:
     """Compare ranks: waits, skew, links, outliers and the causes of lost time.
 
@@ -145,7 +145,7 @@ def measure_across_ranks(
         Tables and groups of all ranks.
     clock_alignment
         Whether the clocks of ranks are aligned first.
-    spread
+    parallel_map
         Runs a function on the batches of spilled tables.
 
     Returns
@@ -160,12 +160,12 @@ def measure_across_ranks(
     stage, steps = pipeline_stages(groups), max(1, len(grid.iterations))
     aligned = AlignedEvents.of(
         material.batches,
-        spread,
+        parallel_map,
         is_aligned=is_aligned,
         is_host_run=material.is_host_run,
         job=expected_members(material),
     )
-    comparison = compare_all(aligned, spread)
+    comparison = compare_all(aligned, parallel_map)
     if comparison.ungrouped.matched:
         groups |= group_of_all_ranks(material.ranks)
     waits_ = waits(comparison.waits, steps)

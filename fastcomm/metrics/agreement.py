@@ -18,7 +18,7 @@ from fastcomm.metrics.partial import (
     without_device_clock,
 )
 from fastcomm.ranks.group_tags import GroupTags
-from fastcomm.trace.run import SkippedRank, Spread
+from fastcomm.trace.run import ParallelMap, SkippedRank
 from fastcomm.trace.trace import Trace
 
 R = TypeVar("R")
@@ -50,7 +50,7 @@ class MeasureRanks(Protocol):
         ...
 
 
-FinishRun = Callable[[Partial, Sequence[SkippedRank], Spread, Agreement], R]
+FinishRun = Callable[[Partial, Sequence[SkippedRank], ParallelMap, Agreement], R]
 
 
 def gather_alike(run: OpenedRun, measure: MeasureRanks, finish: FinishRun[R]) -> R:
@@ -96,7 +96,7 @@ def _task(
 def _finished(
     whole: Partial,
     skipped: Sequence[SkippedRank],
-    spread: Spread,
+    parallel_map: ParallelMap,
     *,
     finish: FinishRun[R],
     agreement: Agreement | None,
@@ -106,4 +106,4 @@ def _finished(
         agreement = Agreement.of(whole)
         if agreement.differs:
             return agreement
-    return finish(whole, skipped, spread, agreement)
+    return finish(whole, skipped, parallel_map, agreement)

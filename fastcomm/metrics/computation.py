@@ -77,9 +77,9 @@ from fastcomm.ranks.group_tags import GroupTags
 from fastcomm.trace.columns import table_of
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import (
+    ParallelMap,
     RunTraces,
     SkippedRank,
-    Spread,
     agreed_size,
     expected_ranks,
     one_by_one,
@@ -97,7 +97,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     world_size: int | None = None,
     skipped: Sequence[SkippedRank] = (),
     clock_alignment: ClockAlignment = "collectives",
-    spread: Spread = one_by_one,
+    parallel_map: ParallelMap = one_by_one,
     with_tables: bool = True,
     node_facts: NodeFacts | None = None,
     group_tags: GroupTags | None = None,
@@ -120,7 +120,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         Ranks that could not be read.
     clock_alignment
         How the clocks are aligned on which times of ranks are compared.
-    spread
+    parallel_map
         Maps a function over arguments, maybe in other processes.
     with_tables
         Whether the tables include those with a row per event or window.
@@ -133,8 +133,8 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     partial = with_steps(partial)
     material, covered = material_of(partial), _Coverage.of(partial, world_size)
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
-    comparison, tables = measure_across_ranks(material, clock_alignment, spread)
-    over_all = _over_all(partial, material.batches, tags, spread)
+    comparison, tables = measure_across_ranks(material, clock_alignment, parallel_map)
+    over_all = _over_all(partial, material.batches, tags, parallel_map)
     sent = _SentBytes.of(partial, node_facts or NodeFacts(), covered)
     times = rank_times(partial.iterations)
     summary = _Summary.of(
@@ -391,7 +391,10 @@ class _OverAll:
 
 
 def _over_all(
-    partial: Partial, batches: Sequence[EventBatch], tags: Sequence[int], spread: Spread
+    partial: Partial,
+    batches: Sequence[EventBatch],
+    tags: Sequence[int],
+    parallel_map: ParallelMap,
 ) -> _OverAll:
     """Compute all at once, so that no worker waits for one task to finish."""
     ops = sorted({op for batch in batches for op in batch.ops})
@@ -401,7 +404,7 @@ def _over_all(
     )
     tag_windows = functools.partial(windows_from, partial.all_windows())
     tasks = [(tag_p95, tag) for tag in tags] + [(op_rates, op) for op in ops]
-    results: list[Any] = spread(
+    results: list[Any] = parallel_map(
         _called, tasks + [(tag_windows, tag) for tag in range(len(TAGS))]
     )
     first, last = len(tags), len(tasks)
@@ -590,7 +593,7 @@ class _Computation:
         self,
         whole: Partial,
         skipped: Sequence[SkippedRank],
-        spread: Spread,
+        parallel_map: ParallelMap,
         agreement: Agreement,
     ) -> Metrics:
         """Return the metrics from the merged partial result of all ranks, which agree."""
@@ -604,7 +607,7 @@ class _Computation:
             world_size=self.world_size,
             skipped=sorted(skipped, key=lambda skipped: skipped.path),
             clock_alignment=self.clock_alignment,
-            spread=spread,
+            parallel_map=parallel_map,
             with_tables=self.with_tables,
             node_facts=self.node_facts,
             group_tags=agreement.group_tags,

@@ -35,7 +35,7 @@ from fastcomm.ranks.clocks import (
     offset_by_row,
     offsets_with_limits,
 )
-from fastcomm.trace.run import Spread
+from fastcomm.trace.run import ParallelMap
 from fastcomm.trace.schema import FROM_ROOT, OP, ROOTED, TO_ROOT
 from fastcomm.units import counted
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
@@ -108,7 +108,7 @@ class RankComparison:
     """Ranks compared by the matched collectives and messages of all groups."""
 
     batches: Sequence[EventBatch]
-    spread: Spread
+    parallel_map: ParallelMap
     offsets: tuple[ClockOffset, ...]
     clocks: Clocks
     matched: MatchCounts
@@ -128,7 +128,7 @@ class RankComparison:
             neither compute nor other communication.
 
         """
-        return self.spread(partial(_exposed_excess, self.batches, self.clocks), expected)
+        return self.parallel_map(partial(_exposed_excess, self.batches, self.clocks), expected)
 
     def clock_error(self, ranks: Collection[int]) -> int:
         """Return how wrong the difference of two clocks of some ranks may be, in ns."""
@@ -159,7 +159,7 @@ class AlignedEvents:
     def of(
         cls,
         batches: Sequence[EventBatch],
-        spread: Spread,
+        parallel_map: ParallelMap,
         *,
         is_aligned: bool = True,
         is_host_run: bool = False,
@@ -171,7 +171,7 @@ class AlignedEvents:
         ----------
         batches
             Communication events of all ranks.
-        spread
+        parallel_map
             Maps a function over arguments, maybe in other processes.
         is_aligned
             Whether times of ranks are compared on aligned clocks, or as recorded.
@@ -182,11 +182,11 @@ class AlignedEvents:
 
         """
         ungrouped_ = (
-            Ungrouped(events=0) if job is None else ungrouped.find(batches, job, spread)
+            Ungrouped(events=0) if job is None else ungrouped.find(batches, job, parallel_map)
         )
         ranks = job.ranks if job else ()
         offsets, unaligned = clock_offsets(
-            batches, spread, ungrouped_.ends, ranks, is_host_run=is_host_run
+            batches, parallel_map, ungrouped_.ends, ranks, is_host_run=is_host_run
         )
         by_rank = {offset.rank: offset.offset_ns for offset in offsets}
         return cls(
@@ -219,13 +219,13 @@ class AlignedEvents:
         return matched, counts
 
 
-def compare_all(aligned: AlignedEvents, spread: Spread) -> RankComparison:
-    """Match and compare all ranks; `spread` maps a function, maybe in other processes."""
-    parts = spread(partial(_compare, aligned), aligned.shares())
+def compare_all(aligned: AlignedEvents, parallel_map: ParallelMap) -> RankComparison:
+    """Match and compare all ranks; `parallel_map` maps a function, maybe in other processes."""
+    parts = parallel_map(partial(_compare, aligned), aligned.shares())
     skewed, transfers, waits, matched, lacking = zip(*parts, strict=True)
     return RankComparison(
         batches=aligned.batches,
-        spread=spread,
+        parallel_map=parallel_map,
         offsets=aligned.offsets,
         clocks=aligned.clocks,
         matched=MatchCounts(*map(sum, zip(*matched, strict=True))),
@@ -463,7 +463,7 @@ def _note(counts: MatchCounts, ungrouped_: Ungrouped) -> str | None:
 
 def clock_offsets(
     batches: Sequence[EventBatch],
-    spread: Spread,
+    parallel_map: ParallelMap,
     more_ends: EndOffsets | None,
     ranks: Sequence[int],
     *,
@@ -475,15 +475,15 @@ def clock_offsets(
     between ranks that neither does. `more_ends` are of collectives without a group.
     """
     shares = spill_files.shares(batches)
-    parts = spread(partial(_end_offsets, batches, is_host_run), shares)
+    parts = parallel_map(partial(_end_offsets, batches, is_host_run), shares)
     ends = EndOffsets.concatenate([*parts, *([more_ends] if more_ends else [])])
 
     def limits(by_rank: Mapping[int, int]) -> EndOffsets:
         function = partial(_message_limits, batches, by_rank)
-        return EndOffsets.concatenate(spread(function, shares))
+        return EndOffsets.concatenate(parallel_map(function, shares))
 
     def rooted(_: Mapping[int, int]) -> EndOffsets:
-        return EndOffsets.concatenate(spread(partial(_rooted_limits, batches), shares))
+        return EndOffsets.concatenate(parallel_map(partial(_rooted_limits, batches), shares))
 
     offsets, unknown = offsets_with_limits(ends, (limits, rooted), ranks)
     return offsets, frozenset(zip(unknown.low.tolist(), unknown.rank.tolist(), strict=True))

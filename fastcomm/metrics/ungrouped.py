@@ -19,7 +19,7 @@ from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.ranks.clocks import EndOffsets
 from fastcomm.ranks.matching import LEAST, Refusal, Sample, Stream, places
 from fastcomm.trace.columns import block_lengths, block_starts, filled
-from fastcomm.trace.run import Spread
+from fastcomm.trace.run import ParallelMap
 from fastcomm.trace.schema import EVEN
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NONE, NULL, Ints
@@ -146,7 +146,9 @@ class _Aligned:
 _Alignments = dict[tuple[int, int], _Aligned | Refusal]  # by stream and rank
 
 
-def find(batches: Sequence[EventBatch], job: ExpectedMembers, spread: Spread) -> Ungrouped:
+def find(
+    batches: Sequence[EventBatch], job: ExpectedMembers, parallel_map: ParallelMap
+) -> Ungrouped:
     """Match the collectives of unknown groups on all ranks, or none of them.
 
     If ranks of the job are missing, the others may share no collective: for example the first
@@ -158,7 +160,7 @@ def find(batches: Sequence[EventBatch], job: ExpectedMembers, spread: Spread) ->
         Communication events of all ranks.
     job
         Expected members.
-    spread
+    parallel_map
         Maps a function over arguments, maybe in other processes.
 
     """
@@ -169,14 +171,14 @@ def find(batches: Sequence[EventBatch], job: ExpectedMembers, spread: Spread) ->
         return Ungrouped(events=events, doubts=(Doubt(job.contradiction),))
     if job.missing:
         return Ungrouped(events=events, missing=job.missing)
-    counts = spread(_counts, batches)
+    counts = parallel_map(_counts, batches)
     rank, stream, count = np.concatenate(counts, axis=1)
     ranks, place = np.unique(rank, return_inverse=True)
     is_single = len(ranks) == len(rank)  # one stream per rank: numbers of streams may differ
     chosen = int(ranks[np.argmax(np.bincount(place, count))])
     index = next(n for n, columns in enumerate(counts) if chosen in columns[0])
     reference = _streams(batches[index], is_single)[chosen]
-    alignments = spread(partial(_align, reference, is_single), batches)
+    alignments = parallel_map(partial(_align, reference, is_single), batches)
     others = set() if is_single else set(stream.tolist()) - set(reference)
     doubts = [Doubt("absent", number, chosen) for number in sorted(others)]
     return _all_or_none(

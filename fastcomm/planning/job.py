@@ -15,7 +15,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.hardware.clusters import Cluster, shipped
 from fastcomm.hardware.clusters import load as load_cluster
 from fastcomm.hardware.gpus import gpu
-from fastcomm.isp.question import memory_limit
+from fastcomm.isp.problem import memory_limit
 from fastcomm.models import Model
 from fastcomm.models import load as load_model
 from fastcomm.planning.options import JobOptions

@@ -18,7 +18,7 @@ from fastcomm.metrics.partial import Partial, with_steps
 from fastcomm.ranks.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.sql.views import COLLECTIVES
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import SkippedRank, Spread
+from fastcomm.trace.run import ParallelMap, SkippedRank
 from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -49,17 +49,17 @@ def matched_collectives(run: OpenedRun) -> pa.Table:
 
 
 def _finished(
-    whole: Partial, _: Sequence[SkippedRank], spread: Spread, __: Agreement
+    whole: Partial, _: Sequence[SkippedRank], parallel_map: ParallelMap, __: Agreement
 ) -> pa.Table:
     """Return the matched collectives of all ranks, which have agreed."""
     material = material_of(with_steps(whole))
     aligned = AlignedEvents.of(
         material.batches,
-        spread,
+        parallel_map,
         is_host_run=material.is_host_run,
         job=expected_members(material),
     )
-    parts = spread(partial(_share_rows, aligned), aligned.shares())
+    parts = parallel_map(partial(_share_rows, aligned), aligned.shares())
     table = pa.concat_tables([COLLECTIVES.schema.empty_table(), *parts])
     return _named(table, material.groups).sort_by(_ORDER)
 

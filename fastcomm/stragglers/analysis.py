@@ -16,7 +16,7 @@ import pyarrow as pa
 from fastcomm.checks import check_path
 from fastcomm.executors.executor import Executor, Local
 from fastcomm.files import place
-from fastcomm.graph.edits import Edit, Interval, plan
+from fastcomm.graph.edits import Edit, Interval, parse_edits
 from fastcomm.option_fields import takes
 from fastcomm.result import Result
 from fastcomm.stragglers import operations
@@ -180,7 +180,7 @@ def analyse_stragglers(
     """
     meta = None if options.meta is None else operations.meta(place(options.meta))
     shards = (meta or {}).get("dsp_size", 1)
-    edits = plan(options).single("a table of operations")
+    edits = parse_edits(options).single("a table of operations")
     model = partial(_model, str(table), shards, options.steps)
     with closing((executor or Local()).hold(model)) as shared:
         (about,) = shared.apply([JobDescription.of])

@@ -1,7 +1,7 @@
 """A run: the traces of many ranks, each read on demand, and their warnings.
 
 Warnings of ranks that differ only in counts of events are merged, with the counts added up. A
-`Spread` maps a function over several items of a run at once.
+`ParallelMap` maps a function over several items of a run at once.
 """
 
 import re
@@ -357,7 +357,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Spread(Protocol):
+class ParallelMap(Protocol):
     """A function that maps another over independent items, maybe in other processes."""
 
     def __call__(self, function: Callable[[A], B], items: Sequence[A], /) -> list[B]:

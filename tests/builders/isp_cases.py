@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from oracles import isp as oracle
 
 from fastcomm.hardware.clusters import load
-from fastcomm.isp.question import MicroBatchRule, Question
+from fastcomm.isp.problem import MicroBatchRule, SearchProblem
 from fastcomm.isp.space import StrategyGrid, divisors
 from fastcomm.models import Experts, Latent, Model, internlm
 
@@ -44,9 +44,11 @@ def ours(model):
     )
 
 
-def question(model=None, seq_len=4096, world=8, batch=ANY, **more):
+def problem(model=None, seq_len=4096, world=8, batch=ANY, **more):
     model = internlm(7) if model is None else model
-    return Question(model=model, world_sizes=(world,), seq_len=seq_len, batch=batch, **more)
+    return SearchProblem(
+        model=model, world_sizes=(world,), seq_len=seq_len, batch=batch, **more
+    )
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Call `fastcomm isp` with a small question."""
+"""Call `fastcomm isp` with a small problem."""
 
 from click.testing import CliRunner
 

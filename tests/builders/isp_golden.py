@@ -1,4 +1,4 @@
-"""Golden files of the original search: names, questions, rows."""
+"""Golden files of the original search: names, problems, rows."""
 
 import csv
 import gzip
@@ -6,7 +6,7 @@ import re
 
 from fastcomm import models
 from fastcomm.compat.isp import OriginalRules
-from fastcomm.isp.question import MicroBatchRule, Question
+from fastcomm.isp.problem import MicroBatchRule, SearchProblem
 
 GOLDEN = {
     "s25_strict_wdp1_7B_w64_s4096": 28202,
@@ -19,7 +19,7 @@ _NAME = re.compile(r"s(2[45])_(\w+)_wdp([01])_(\d+)B_w(\d+)_s(\d+)")
 
 
 def ask(size, world, seq_len, tokens=4 << 20):
-    return Question(
+    return SearchProblem(
         model=models.internlm(size),
         world_sizes=(world,),
         seq_len=seq_len,

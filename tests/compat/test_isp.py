@@ -9,7 +9,7 @@ from fastcomm.compat.isp import OriginalRules, search, search_strategies
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import calibration
 from fastcomm.hardware.clusters import load
-from fastcomm.isp.question import ALGOS, MicroBatchRule
+from fastcomm.isp.problem import ALGOS, MicroBatchRule
 from fastcomm.isp.search import search as default_search
 
 KEY = ("pp", "sp", "wp_size", "zp_size", "micro_bsz", "micro_num", "activation_ckpt")
@@ -113,18 +113,18 @@ def test_without_tables_formulas_are_used_with_a_note():
 
 
 @pytest.mark.parametrize(
-    ("question", "rules", "words"),
+    ("problem", "rules", "words"),
     [
         (ask(0.25, 8, 4096), OriginalRules(variant="isp-2024"), "InternLM sizes"),
         (ask(7, 8, 4096, 3 << 20), OriginalRules(), None),
     ],
 )
-def test_searches_that_the_original_lacks_are_errors(question, rules, words):
+def test_searches_that_the_original_lacks_are_errors(problem, rules, words):
     if words is None:
-        assert search(question, rules, A800).candidates > 0
+        assert search(problem, rules, A800).candidates > 0
         return
     with pytest.raises(ConfigError, match=words):
-        search(question, rules, A800)
+        search(problem, rules, A800)
 
 
 def test_a_fixed_pair_skips_the_batch(isp_tables):

@@ -13,7 +13,7 @@ from fastcomm.critical_path.search import JoinError, joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
 from fastcomm.formats.runs import open_run
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import parse_edits
 from fastcomm.options import EditOptions, Window
 from fastcomm.synthetic import pipeline
 from fastcomm.synthetic.job import Job
@@ -105,8 +105,8 @@ def test_a_faster_straggler_is_a_faster_step_until_another_rank_is_last(tmp_path
     found = path_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
     replay = Replay(found)
     assert replay.step_after([]).replay_error_ns == 0
-    assert replay.span(plan(EditOptions(scale=["name:gemm=0.5"])).edits) == 75 * US
-    assert replay.span(plan(EditOptions(scale=["comm=0"])).edits) == 115 * US
+    assert replay.span(parse_edits(EditOptions(scale=["name:gemm=0.5"])).edits) == 75 * US
+    assert replay.span(parse_edits(EditOptions(scale=["comm=0"])).edits) == 115 * US
 
 
 def test_clocks_are_aligned_before_ranks_are_joined(tmp_path):

@@ -19,7 +19,7 @@ from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.kineto import reader
-from fastcomm.graph.edits import plan, validation
+from fastcomm.graph.edits import parse_edits, validation
 from fastcomm.options import EditOptions, Window
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
@@ -31,7 +31,7 @@ def step(tmp_path):
 
 
 def edits(**options):
-    return plan(EditOptions(**options)).edits
+    return parse_edits(EditOptions(**options)).edits
 
 
 def test_without_edits_the_first_line_names_what_saves_most(step, capsys):
@@ -95,7 +95,7 @@ def test_a_replay_is_exact_and_shorter_work_never_makes_it_longer(folder, docume
         known.append(text)
     spans = [replay.span(edits(scale=known[:count])) for count in range(len(known) + 1)]
     assert spans == sorted(spans, reverse=True)
-    after = found.predict(plan(EditOptions(scale=known))).after
+    after = found.predict(parse_edits(EditOptions(scale=known))).after
     assert sum(after.summary_ns().values()) == spans[-1]
 
 

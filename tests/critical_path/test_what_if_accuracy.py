@@ -3,7 +3,7 @@
 import pytest
 
 from docs import what_if_accuracy as accuracy
-from fastcomm.graph.edits import plan, validation
+from fastcomm.graph.edits import parse_edits, validation
 
 DEPTH = 4
 CHECKED = ("TP x 0.25", "compute x 1.5", "links at 200 Gbit/s", "no straggler", "no slow link")
@@ -20,7 +20,7 @@ def test_predicted_steps_of_a_deep_pipeline_are_within_2_percent_and_on_the_page
         assert abs(cell.error) <= accuracy.BAR == 0.02
         (row,) = (line for line in page.splitlines() if line.startswith(f"| {change.name} |"))
         assert row.endswith(f"| {cell} |")
-        (edit,) = plan(change.options(accuracy.job_of(DEPTH))).edits
+        (edit,) = parse_edits(change.options(accuracy.job_of(DEPTH))).edits
         assert abs(cell.error) <= errors[edit.kind]
 
 

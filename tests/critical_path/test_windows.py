@@ -14,7 +14,7 @@ from fastcomm.critical_path.window import WindowError, find
 from fastcomm.errors import FastcommError
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.kineto import reader
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import parse_edits
 from fastcomm.options import EditOptions, Window
 from fastcomm_kernels.hta import SYNC
 
@@ -152,7 +152,7 @@ def test_marks_of_ranks_that_end_after_all_events_wait_for_the_last_of_them(tmp_
     assert path.is_joined
     assert path.length_ns == 100 * US
     assert steps(path)[-1] == ("host_gap", 9, None)
-    faster = path.predict(plan(EditOptions(scale=("compute=0.5",))))
+    faster = path.predict(parse_edits(EditOptions(scale=("compute=0.5",))))
     # Of 75 us, 37.5 are left on rank 1, and nobody waits any longer than before.
     assert faster.after_ns == 100 * US - 37_500
 

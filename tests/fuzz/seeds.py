@@ -364,7 +364,7 @@ fuse_below = "1us"
 
 
 def _edits(path: Path) -> object:
-    return edits.plan(EditOptions(edits=path))
+    return edits.parse_edits(EditOptions(edits=path))
 
 
 _NCCL = """# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor)

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from fastcomm.compat.isp import of_config
 from fastcomm.errors import ConfigError
-from fastcomm.isp import question, search
+from fastcomm.isp import problem, search
 from fastcomm.isp.analysis import search_strategies
 from fastcomm.isp.calibration import setting
 from fastcomm.isp.result import with_units
@@ -146,7 +146,7 @@ def test_fixed_micro_batches_and_batch_ranges_can_be_searched():
             "fixed_micro_num": 4,
         }
     )
-    found = search.search(question.question_of(fixed), setting(fixed).cluster)
+    found = search.search(problem.problem_of(fixed), setting(fixed).cluster)
     assert set(found.columns["micro_num"]) == {4}
     ranged = search_strategies(
         model="7B",

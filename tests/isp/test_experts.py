@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from builders.isp_cases import A800, block_of, cases, ours, question
+from builders.isp_cases import A800, block_of, cases, ours, problem
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from fastcomm.isp import analysis as isp_search
 from fastcomm.isp.explanation import time_terms
 from fastcomm.isp.layer import by_node, cluster_collective, visited_nodes
 from fastcomm.isp.price import evaluate
-from fastcomm.isp.question import MicroBatchRule
+from fastcomm.isp.problem import MicroBatchRule
 from fastcomm.isp.search import search
 from fastcomm.isp.space import StrategyGrid, candidate_stages
 from fastcomm.models import PRESETS, Experts, load
@@ -187,7 +187,7 @@ LEVEL = replace(A800, gemm=replace(A800.gemm, rates=(8.6e12, *A800.gemm.rates[1:
 
 def costs(made, **more):
     model, case, flash = made
-    return evaluate(block_of(case), question(ours(model), case[2], flash=flash, **more), LEVEL)
+    return evaluate(block_of(case), problem(ours(model), case[2], flash=flash, **more), LEVEL)
 
 
 @given(cases(sparse=True), st.floats(1, 4))
@@ -214,7 +214,7 @@ def test_memory_never_grows_with_the_spread_of_experts(made):
 @given(cases(sparse=True), st.sampled_from(["bw_intra", "bw_node", "hbm"]), st.floats(1.01, 8))
 def test_more_bandwidth_is_never_slower_with_experts(made, link, times):
     model, case, flash = made
-    asked = question(ours(model), case[2], flash=flash)
+    asked = problem(ours(model), case[2], flash=flash)
     faster = replace(A800, **{link: getattr(A800, link) * times})
     before = evaluate(block_of(case), asked, A800)["total_latency"]
     assert evaluate(block_of(case), asked, faster)["total_latency"] <= before * (1 + 1e-12)
@@ -223,7 +223,7 @@ def test_more_bandwidth_is_never_slower_with_experts(made, link, times):
 @given(cases(sparse=True))
 def test_parts_of_a_step_add_up_to_it(made):
     model, case, flash = made
-    asked = question(ours(model), case[2], flash=flash)
+    asked = problem(ours(model), case[2], flash=flash)
     algo, _, seq_len, pp, sp, bsz, num, ck, (para, grads, os), ep, stages = case
     record = evaluate(block_of(case), asked, A800) | {
         "algo_type": algo,
@@ -247,7 +247,7 @@ def test_parts_of_a_step_add_up_to_it(made):
 
 def test_one_gpu_with_experts_does_not_communicate():
     found = evaluate(
-        StrategyGrid.one(world=1, algo="msp"), question(PRESETS["mixtral-8x7b"]), A800
+        StrategyGrid.one(world=1, algo="msp"), problem(PRESETS["mixtral-8x7b"]), A800
     )
     names = ("wp_comm_cost", "sp_comm_cost", "ep_comm_cost", "grad_sync", "param_sync", "p2p")
     assert {name: found[name] for name in names} == dict.fromkeys(names, 0)
@@ -341,6 +341,6 @@ def test_invalid_degrees_are_errors_with_the_nearest_valid_ones(options, message
 
 def test_a_layout_that_no_batch_suits_counts_as_if_one_did():
     batch = MicroBatchRule(least=1 << 20, most=1 << 20)
-    found = search(question(world=24, batch=batch), A800)
+    found = search(problem(world=24, batch=batch), A800)
     assert found.rejected["batch"] > 0
     assert found.candidates == found.feasible + sum(found.rejected.values())

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from builders.examples import fewer
-from builders.isp_cases import A800, ALGOS, block_of, cases, ours, question
+from builders.isp_cases import A800, ALGOS, block_of, cases, ours, problem
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import isp as oracle
@@ -13,7 +13,7 @@ from oracles import isp as oracle
 from fastcomm.errors import ConfigError
 from fastcomm.isp.layer import cluster_collective
 from fastcomm.isp.price import evaluate
-from fastcomm.isp.question import MicroBatchRule
+from fastcomm.isp.problem import MicroBatchRule
 from fastcomm.isp.search import search
 from fastcomm.isp.space import StrategyGrid
 
@@ -38,7 +38,7 @@ def same(found, wanted, names):
 @given(cases())
 def test_the_cost_of_a_strategy_agrees_with_the_definition(made):
     model, case, flash = made
-    found = evaluate(block_of(case), question(ours(model), case[2], flash=flash), A800)
+    found = evaluate(block_of(case), problem(ours(model), case[2], flash=flash), A800)
     same(found, oracle.step(oracle.A800, model, *case, flash=flash), CHECKED)
 
 
@@ -49,7 +49,7 @@ def test_the_cost_of_an_expert_strategy_agrees_with_the_definition(
     model, case, flash = made
     options = {"flash": flash, "imbalance": imbalance}
     dispatch = "nodes" if nodes else "copies"
-    asked = question(ours(model), case[2], **options, dispatch=dispatch, overlap_experts=hide)
+    asked = problem(ours(model), case[2], **options, dispatch=dispatch, overlap_experts=hide)
     found = evaluate(block_of(case), asked, A800)
     wanted = oracle.step(oracle.A800, model, *case, **options, nodes=nodes, hide=hide)
     same(found, wanted, (*CHECKED, "ep_comm_cost"))
@@ -58,7 +58,7 @@ def test_the_cost_of_an_expert_strategy_agrees_with_the_definition(
 @given(cases())
 def test_a_stage_may_send_shares_of_what_mtp_repeats(made):
     model, case, flash = made
-    asked = question(ours(model), case[2], flash=flash, p2p="scatter")
+    asked = problem(ours(model), case[2], flash=flash, p2p="scatter")
     wanted = oracle.step(oracle.A800, model, *case, flash=flash, scatter=True)
     same(evaluate(block_of(case), asked, A800), wanted, CHECKED)
 
@@ -74,7 +74,7 @@ def test_the_search_finds_every_feasible_strategy_ordered_by_throughput(world, n
     model = SMALL[name]
     tokens = 24 * 2048
     found = search(
-        question(
+        problem(
             ours(model), 2048, world, MicroBatchRule(least=tokens, most=tokens), memory=12e9
         ),
         A800,
@@ -103,7 +103,7 @@ def test_the_search_finds_every_feasible_strategy_ordered_by_throughput(world, n
 @given(cases(), st.sampled_from(["bw_intra", "bw_node", "hbm"]), st.floats(1.01, 8))
 def test_more_bandwidth_is_never_slower(made, link, times):
     model, case, flash = made
-    asked = question(ours(model), case[2], flash=flash)
+    asked = problem(ours(model), case[2], flash=flash)
     faster = replace(A800, **{link: getattr(A800, link) * times})
     before = evaluate(block_of(case), asked, A800)["total_latency"]
     assert evaluate(block_of(case), asked, faster)["total_latency"] <= before * (1 + 1e-12)
@@ -112,7 +112,7 @@ def test_more_bandwidth_is_never_slower(made, link, times):
 @given(cases(), st.floats(1.01, 8))
 def test_a_longer_start_is_never_faster(made, times):
     model, case, flash = made
-    asked = question(ours(model), case[2], flash=flash)
+    asked = problem(ours(model), case[2], flash=flash)
     later = replace(
         A800, alpha_intra=A800.alpha_intra * times, alpha_inter=A800.alpha_inter * times
     )
@@ -123,7 +123,7 @@ def test_a_longer_start_is_never_faster(made, times):
 @given(cases())
 def test_memory_never_grows_with_the_shards_of_gradients_and_states(made):
     model, case, flash = made
-    asked = question(ours(model), case[2], flash=flash)
+    asked = problem(ours(model), case[2], flash=flash)
     *rest, (para, grads, os), ep, stages = case
     used = [
         evaluate(block_of((*rest, (para, g, o), ep, stages)), asked, A800)["total_mm_cost"]
@@ -137,7 +137,7 @@ def test_memory_never_grows_with_the_shards_of_gradients_and_states(made):
 @given(cases())
 def test_checkpoints_never_take_more_memory_where_two_layers_are_in_flight(made):
     model, (*rest, _, shards, ep, _), flash = made
-    asked = question(ours(model), rest[2], flash=flash)
+    asked = problem(ours(model), rest[2], flash=flash)
     with_it, without = (
         evaluate(block_of((*rest, ck, shards, ep, 1)), asked, A800) for ck in (1, 0)
     )
@@ -152,7 +152,7 @@ def test_checkpoints_never_take_more_memory_where_two_layers_are_in_flight(made)
 @given(st.sampled_from(ALGOS), st.integers(1, 4), st.sampled_from([1024, 32768]))
 def test_one_gpu_does_not_communicate(algo, bsz, seq_len):
     found = evaluate(
-        StrategyGrid.one(world=1, algo=algo, bsz=bsz), question(seq_len=seq_len), A800
+        StrategyGrid.one(world=1, algo=algo, bsz=bsz), problem(seq_len=seq_len), A800
     )
     names = ("wp_comm_cost", "sp_comm_cost", "grad_sync", "param_sync", "p2p", "bubble")
     assert {name: found[name] for name in names} == dict.fromkeys(names, 0)
@@ -160,7 +160,7 @@ def test_one_gpu_does_not_communicate(algo, bsz, seq_len):
 
 def test_without_a_sequence_shard_all_algorithms_have_one_layer_time():
     times = {
-        evaluate(StrategyGrid.one(world=8, algo=algo, num=2), question(), A800)["fwd_bwd_cost"]
+        evaluate(StrategyGrid.one(world=8, algo=algo, num=2), problem(), A800)["fwd_bwd_cost"]
         for algo in ("isp", "msp", "fsp")
     }
     assert len(times) == 1
@@ -169,7 +169,7 @@ def test_without_a_sequence_shard_all_algorithms_have_one_layer_time():
 def test_without_a_start_mtp_communicates_as_long_as_msp():
     bare = replace(A800, alpha_intra=0.0, alpha_inter=0.0, alpha_rank=0.0)
     mtp, msp = (
-        evaluate(StrategyGrid.one(world=64, algo=algo, sp=16), question(world=64), bare)[
+        evaluate(StrategyGrid.one(world=64, algo=algo, sp=16), problem(world=64), bare)[
             "sp_comm_cost"
         ]
         for algo in ("mtp", "msp")
@@ -183,7 +183,7 @@ def test_a_larger_limit_never_lowers_the_best_rate(one, two):
     least, most = sorted((one, two))
     batch = MicroBatchRule(least=1 << 20, most=1 << 20)
     small, large = (
-        search(question(world=8, batch=batch, memory=limit * 2**30), A800)
+        search(problem(world=8, batch=batch, memory=limit * 2**30), A800)
         for limit in (least, most)
     )
     if small.feasible:
@@ -206,12 +206,12 @@ def test_cost_is_continuous_across_the_knots_of_a_curve(knot):
 
 def test_invalid_values_are_errors_that_suggest_valid_ones():
     with pytest.raises(ConfigError, match="nearest smaller degree is 32"):
-        question(sp=(48,)).check()
+        problem(sp=(48,)).check()
     with pytest.raises(ConfigError, match="try 4096 or 8192"):
-        question(batch=MicroBatchRule(least=5000, most=5000)).check()
+        problem(batch=MicroBatchRule(least=5000, most=5000)).check()
     with pytest.raises(ConfigError, match="above the maximum"):
-        question(batch=MicroBatchRule(least=2, most=1)).check()
+        problem(batch=MicroBatchRule(least=2, most=1)).check()
     with pytest.raises(ConfigError, match="32 layers"):
-        question(pp=(64,)).check()
+        problem(pp=(64,)).check()
     with pytest.raises(ConfigError, match=r"unknown algorithm .xsp.: expected isp"):
-        question(algos=("xsp",)).check()
+        problem(algos=("xsp",)).check()

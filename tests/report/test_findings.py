@@ -8,7 +8,7 @@ from builders.opened import open_run
 
 from fastcomm.critical_path.candidates import Candidate
 from fastcomm.errors import FastcommError
-from fastcomm.graph.edits import Interval, plan
+from fastcomm.graph.edits import Interval, parse_edits
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.findings.finding import Evidence, Fix, Sketch
 from fastcomm.metrics.findings.suggestions import Suggestions
@@ -73,7 +73,7 @@ RATES = (Evidence(key="bus_bw", value=1e10), Evidence(key="peers_bus_bw", value=
     ],
 )
 def test_findings_have_their_pictures_and_fixes(found, picture, alt):
-    (edit,) = plan(EditOptions(remove=("launches",))).edits
+    (edit,) = parse_edits(EditOptions(remove=("launches",))).edits
     fix = Fix(edit=EditOptions(remove=("launches",)), text="Without launch delays")
     chosen = replace(found.findings[0], picture=picture, fix=fix, evidence=RATES)
     answer = Candidate(

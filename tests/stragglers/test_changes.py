@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from fastcomm.cli.main import main
 from fastcomm.errors import ConfigError
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import parse_edits
 from fastcomm.options import EditOptions
 from fastcomm.stragglers import model as job_model
 from fastcomm.stragglers import operations
@@ -63,7 +63,7 @@ def model():
 
 
 def changed(model, **options):
-    return job_model.changed_times(model, plan(EditOptions(**options)).edits)
+    return job_model.changed_times(model, parse_edits(EditOptions(**options)).edits)
 
 
 def run(*words):
@@ -171,7 +171,7 @@ def test_a_healed_rank_takes_the_median_of_its_peers(tmp_path):
 def test_an_invalid_edit_of_a_table_is_an_error(model, option, text, said):
     options = EditOptions(**{option: text if option == "fuse_below" else [text]})
     with pytest.raises(ConfigError, match=said):
-        job_model.changed_times(model, plan(options).single("a table of operations"))
+        job_model.changed_times(model, parse_edits(options).single("a table of operations"))
 
 
 @needed

@@ -10,7 +10,7 @@ from fastcomm.compat.dpro.options import TrialOptions, TrialReplayOptions
 from fastcomm.compat.dpro.replayed import RULES, Options
 from fastcomm.compat.dpro.result import Session, session
 from fastcomm.compat.dpro.trial import Trial
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import parse_edits
 from fastcomm.option_fields import takes
 
 
@@ -32,7 +32,7 @@ def session_of_trial(trial: Trial, options: TrialReplayOptions, *, workers: int 
 
     Raises `ConfigError` if an edit is invalid, selects nothing, or is a sweep (FROM:TO:STEP).
     """
-    edits = plan(options).single("a replay")
+    edits = parse_edits(options).single("a replay")
     replayed = session(
         trial,
         Options(

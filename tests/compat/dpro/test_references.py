@@ -17,7 +17,7 @@ from fastcomm.compat.dpro.predictions import daydream, durations
 from fastcomm.compat.dpro.replayed import Options
 from fastcomm.compat.dpro.result import session
 from fastcomm.compat.dpro.trial import with_steps
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import parse_edits
 from fastcomm.options import EditOptions
 from fastcomm.stragglers import operations, result
 from fastcomm.stragglers.model import JobModel
@@ -54,7 +54,7 @@ def ends(replayed):
 
 def changed(**options):
     made = replay().replayed.replayer
-    return ends(made.replay(durations(made, plan(EditOptions(**options)).edits)))
+    return ends(made.replay(durations(made, parse_edits(EditOptions(**options)).edits)))
 
 
 def events(kind):

@@ -21,7 +21,7 @@ from fastcomm.compat.dpro.replayed import Options, Replayer, execution_graph
 from fastcomm.compat.dpro.result import session
 from fastcomm.compat.dpro.statistics import statistics
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.graph.edits import plan
+from fastcomm.graph.edits import parse_edits
 from fastcomm.options import EditOptions
 from fastcomm_kernels import replay as kernels
 
@@ -199,7 +199,7 @@ def test_a_what_if_that_matches_nothing_is_an_error():
 
 
 def edited(made, **options):
-    edits = plan(EditOptions(**options)).edits
+    edits = parse_edits(EditOptions(**options)).edits
     return made.replay(predictions.durations(made, edits))
 
 

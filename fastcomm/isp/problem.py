@@ -1,6 +1,6 @@
 """Search of InternEvo: four kinds of sequence parallelism, priced by closed formulas.
 
-The `Question` of a search has model, world sizes, global batch, memory and constraints.
+A `SearchProblem` has model, world sizes, global batch, memory and constraints.
 """
 
 from dataclasses import dataclass, replace
@@ -35,8 +35,8 @@ class MicroBatchRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a search is asked, in either mode."""
+class SearchProblem:
+    """What a search has to solve, in either mode."""
 
     model: Model
     world_sizes: tuple[int, ...]
@@ -67,7 +67,7 @@ class Question:
     ulysses: bool = False  # DeepSpeed-Ulysses: weights unsharded, or sharded by all replicas
 
     def check(self) -> None:
-        """Raise `ConfigError` if no strategy can satisfy the question."""
+        """Raise `ConfigError` if no strategy can satisfy the problem."""
         if not self.world_sizes:
             raise ConfigError("world size: expected at least one")
         PENALTY.check(self.penalty, "penalty")
@@ -242,18 +242,18 @@ def memory_limit(options: BatchOptions) -> int | None:
     return size
 
 
-# Fields of a question that are options, unchanged.
+# Fields of a problem that are options, unchanged.
 _AS_GIVEN = (
     *("overlap_grad", "grad_sync", "param_sync", "dispatch", "overlap_experts", "p2p"),
     "any_schedule",
 )
 
 
-def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Question:
-    """Return the question that the options ask.
+def problem_of(options: SearchOptions, *, seq_len: int | None = None) -> SearchProblem:
+    """Return the problem that the options ask.
 
     With several sequence lengths, `seq_len` chooses one; by default the first is taken, and the
-    question is not checked.
+    problem is not checked.
 
     Raises
     ------
@@ -274,7 +274,7 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
     loaded = _model(model, options)
     if options.p2p == "scatter" and "mtp" not in algos:
         raise ConfigError("--p2p scatter has no effect without mtp; add it to --algorithms")
-    question = Question(
+    problem = SearchProblem(
         model=loaded,
         world_sizes=world_sizes(world_size),
         seq_len=seq_len or lengths[0],
@@ -294,15 +294,15 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
         **{name: getattr(options, name) for name in _AS_GIVEN},
     )
     if len(lengths) == 1 or seq_len:
-        question.check()
-    _check_gpus(question)
-    return question
+        problem.check()
+    _check_gpus(problem)
+    return problem
 
 
-def _check_gpus(question: Question) -> None:
+def _check_gpus(problem: SearchProblem) -> None:
     """Raise `ConfigError` for a degree that does not divide the GPUs of any world size."""
-    totals, unit = set(question.world_sizes), "GPUs"
-    for name, degrees in (("pp", question.pp), ("sp", question.sp), ("ep", question.ep)):
+    totals, unit = set(problem.world_sizes), "GPUs"
+    for name, degrees in (("pp", problem.pp), ("sp", problem.sp), ("ep", problem.ep)):
         for degree in degrees or ():
             if all(total % degree for total in totals):
                 raise ConfigError(
