@@ -25,8 +25,8 @@ from fastcomm.stragglers.options import StragglerOptions
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.traces import write
-from fastcomm.trace.parallel import ORDERS, Parallel
 from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.rank_grid import ORDERS, Parallel
 from fastcomm.trace.schema import KIND, OPS
 from fastcomm.trace.tags import RULE_FIELDS
 

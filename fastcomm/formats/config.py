@@ -16,14 +16,14 @@ from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.communication import Pattern
 from fastcomm.options import ReadOptions, StepBoundary
 from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.parallel import (
+from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.rank_grid import (
     DEFAULT_ORDER,
     ORDERS,
     SIZES,
     Parallel,
     dimensions_of,
 )
-from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import SkippedRank
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.tags import RULE_FIELDS, TagRule, TagRules

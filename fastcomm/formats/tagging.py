@@ -31,8 +31,8 @@ from fastcomm.formats.kernel_names import Named
 from fastcomm.trace.columns import alike
 from fastcomm.trace.events import Events
 from fastcomm.trace.host_names import DTENSOR_PREFIX
-from fastcomm.trace.parallel import Grid
 from fastcomm.trace.parallelisms import TAG
+from fastcomm.trace.rank_grid import Grid
 from fastcomm.trace.schema import OP, OPS, TAG_SOURCES, numbers
 from fastcomm.trace.tags import (
     CHANGED_NOTHING,

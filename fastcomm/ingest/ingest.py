@@ -23,7 +23,7 @@ from fastcomm.executors.executor import (
 from fastcomm.files import aside, is_local, is_url, left_behind, place, refuse_output
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.config import Config
-from fastcomm.formats.runs import missing, open_run, with_card
+from fastcomm.formats.runs import missing, open_run
 from fastcomm.formats.store import files, reader, writer
 from fastcomm.formats.store.files import LOCK, footer_sha256, locked
 from fastcomm.formats.store.layout import (
@@ -36,6 +36,7 @@ from fastcomm.formats.store.layout import (
     to_json,
 )
 from fastcomm.formats.store.writer import StoredRank, fingerprint, write_tables
+from fastcomm.formats.workload_cards import with_card
 from fastcomm.ranks.clocks import clock_offsets
 from fastcomm.trace.run import Content, RunTraces, SkippedRank, Source, agreed_size, named_ranks
 from fastcomm.trace.tags import without_effect

@@ -1,8 +1,8 @@
 """The parallelisms of a job: their names, the groups whose traffic is theirs, their looks.
 
 A further parallelism is a row here. Where it is a dimension of its own in the layout of ranks,
-`trace/parallel.py` and its size in `options.py` follow. A combination of classes of events is a
-byte in `fastcomm_kernels.intervals`: a seventh parallelism needs a wider `Mask`.
+`trace/rank_grid.py` and its size in `options.py` follow. A combination of classes of events is
+a byte in `fastcomm_kernels.intervals`: a seventh parallelism needs a wider `Mask`.
 """
 
 from dataclasses import dataclass

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from fastcomm.trace.parallel import Grid
 from fastcomm.trace.parallelisms import PARALLELISMS
+from fastcomm.trace.rank_grid import Grid
 
 # Descriptions of the group of all ranks, which is DP if gradients are reduced over all of it.
 WORLD = ("default_pg", "mesh_default")

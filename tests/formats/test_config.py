@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fastcomm.errors import ConfigError
 from fastcomm.formats.communication import Pattern
 from fastcomm.formats.config import Config, read
-from fastcomm.trace.parallel import Parallel
+from fastcomm.trace.rank_grid import Parallel
 from fastcomm.trace.tags import TagRule
 
 FULL = r"""

@@ -306,7 +306,7 @@ def test_only_logs_of_the_inspector_are_claimed(tmp_path):
 
 
 def test_tags_follow_the_configuration(tmp_path):
-    from fastcomm.trace.parallel import Parallel
+    from fastcomm.trace.rank_grid import Parallel
 
     every = found(job(tmp_path), parallel=Parallel(tp=2, dp=2))
     groups = every.sources[0].read().groups.to_pylist()

@@ -11,7 +11,7 @@ from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.formats import runs
 from fastcomm.formats.config import Config
 from fastcomm.metrics.computation import compute_metrics
-from fastcomm.trace.parallel import Parallel
+from fastcomm.trace.rank_grid import Parallel
 
 STEP = [k.mark("ProfilerStep#0", 0, 100), k.all_reduce(10, 5)]
 

@@ -10,7 +10,7 @@ from builders.opened import open_run
 from fastcomm.formats.communication import Pattern
 from fastcomm.formats.config import Config
 from fastcomm.metrics.computation import compute_metrics
-from fastcomm.trace.parallel import Parallel
+from fastcomm.trace.rank_grid import Parallel
 from fastcomm.trace.tags import TagRule
 
 GEMM = "ampere_sgemm_128x64_tn"

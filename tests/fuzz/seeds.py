@@ -31,10 +31,11 @@ from fastcomm.dispatch.expert_files import read_loads, read_placements
 from fastcomm.dispatch.options import WorkloadOptions
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.executors.executor import Local, OpenedRun
-from fastcomm.formats import config, execution_traces, runs
+from fastcomm.formats import config, execution_traces
 from fastcomm.formats.config import Config
 from fastcomm.formats.runs import open_run
 from fastcomm.formats.tables import RowKind, TableMapping
+from fastcomm.formats.workload_cards import read_card
 from fastcomm.graph import edits
 from fastcomm.hardware import calibration, clusters
 from fastcomm.ingest.ingest import ingest, plan
@@ -428,7 +429,7 @@ _SEEDS = (
     Seed(name="chakra.0.json", make=_text(_CHAKRA), read=execution_trace_path),
     Seed(name="et.json", make=_execution, read=execution_traces.read_operators),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
-    Seed(name="card.yaml", make=_text(_CARD), read=runs.read_card),
+    Seed(name="card.yaml", make=_text(_CARD), read=read_card),
     Seed(name="hardware.toml", make=_cluster, read=clusters.load),
     Seed(name="links.toml", make=_cluster, read=lambda p: clusters.load_links(p, 8)),
     Seed(name="model.toml", make=_text(_MODEL), read=models.load),

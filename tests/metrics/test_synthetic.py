@@ -16,7 +16,7 @@ from fastcomm.metrics.options import MetricsOptions
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.kineto import Variant
 from fastcomm.synthetic.traces import write
-from fastcomm.trace.parallel import Parallel
+from fastcomm.trace.rank_grid import Parallel
 
 LINK = 50e9
 TAG_OF = {

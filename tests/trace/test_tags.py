@@ -5,8 +5,8 @@ from builders.growth import MOST, growth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.trace.parallel import Grid
 from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.rank_grid import Grid
 from fastcomm.trace.schema import OPS, TAG_SOURCES
 from fastcomm.trace.tags import (
     DESCRIPTIONS,

@@ -21,8 +21,8 @@ from fastcomm.synthetic.kineto import Variant
 from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.nsys.tables import NsysVariant
 from fastcomm.synthetic.traces import write
-from fastcomm.trace.parallel import Parallel
 from fastcomm.trace.parallelisms import TAGS
+from fastcomm.trace.rank_grid import Parallel
 from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES
 from fastcomm.trace.tags import TagRule
 

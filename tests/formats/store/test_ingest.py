@@ -24,7 +24,7 @@ from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.nsys.tables import NsysVariant
 from fastcomm.synthetic.traces import write
-from fastcomm.trace.parallel import Parallel
+from fastcomm.trace.rank_grid import Parallel
 
 STEP = [
     k.mark("ProfilerStep#0", 0, 100),

@@ -33,7 +33,7 @@ from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.nsys.tables import NsysVariant
 from fastcomm.synthetic.traces import write
 from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.parallel import Parallel
+from fastcomm.trace.rank_grid import Parallel
 from fastcomm.trace.schema import ARGS, KINDS
 from fastcomm.trace.tags import TagRule, TagRules
 

@@ -4,8 +4,8 @@ import pytest
 
 from fastcomm.errors import ConfigError
 from fastcomm.formats.config import Config
-from fastcomm.formats.runs import FRAMEWORKS, find_card, read_card
-from fastcomm.trace.parallel import ORDERS, Parallel
+from fastcomm.formats.workload_cards import FRAMEWORKS, find_card, read_card
+from fastcomm.trace.rank_grid import ORDERS, Parallel
 
 CARD = """
 version: 1

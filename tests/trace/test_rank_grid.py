@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError
-from fastcomm.trace.parallel import ORDERS, Grid
+from fastcomm.trace.rank_grid import ORDERS, Grid
 
 MEGATRON, SWAPPED = ORDERS["megatron"], ORDERS["megatron-tp-pp-dp"]
 
