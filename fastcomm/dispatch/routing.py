@@ -108,28 +108,7 @@ def draw(
     sources: Sequence[int] | None = None,
     threads: int = 1,
 ) -> Iterator[tuple[Ids, Ids]]:
-    """Yield source GPU and experts of each layer of a recipe.
-
-    `popularity` is the weight of each expert, `sources` the tokens of each GPU, and `threads`
-    the number of threads. Raises `ConfigError` if the recipe cannot be drawn.
-    """
-    if recipe.law == "seed":
-        return layers_of_seed(recipe)
-    if recipe.law == "table":
-        raise ConfigError(
-            "invalid law `table`: it stands for routing from a file; choose another to draw"
-        )
-    return layers(recipe, popularity=popularity, sources=sources, threads=threads)
-
-
-def layers(
-    recipe: Recipe,
-    *,
-    popularity: Sequence[float] | None = None,
-    sources: Sequence[int] | None = None,
-    threads: int = 1,
-) -> Iterator[tuple[Ids, Ids]]:
-    """Yield the source GPU and the experts of the tokens of each layer, iteration by iteration.
+    """Return the source GPU and the experts of the tokens of each layer of all iterations.
 
     Parameters
     ----------
@@ -142,25 +121,35 @@ def layers(
     threads
         Number of threads; it does not change the numbers drawn.
 
-    Yields
-    ------
-    src : ndarray
-        GPU of each token.
-    expert : ndarray
-        Experts of each token, (tokens, top-k).
+    Returns
+    -------
+    Iterator
+        GPU of each token, and experts of each token, (tokens, top-k), by layer.
 
     Raises
     ------
     ConfigError
-        If popularity, sources or the law do not suit the recipe.
+        If popularity, sources or the law do not suit the recipe, or the recipe cannot be drawn.
 
     """
+    if recipe.law == "seed":
+        return layers_of_seed(recipe)
+    if recipe.law == "table":
+        raise ConfigError(
+            "invalid law `table`: it stands for routing from a file; choose another to draw"
+        )
     src = source_gpus(recipe, sources)
-    draw = _draw_function(recipe, src, popularity)
+    return _drawn_layers(recipe, src, _draw_function(recipe, src, popularity), threads)
+
+
+def _drawn_layers(
+    recipe: Recipe, src: Ids, draw_: Draw, threads: int
+) -> Iterator[tuple[Ids, Ids]]:
+    """Yield `src`, and the experts that a function draws for each layer."""
     for iteration in range(recipe.iter_num):
         for number in range(recipe.num_layers):
             expert = np.empty((recipe.tokens, recipe.topk), src.dtype)
-            _fill(draw, layer_key(recipe.seed, iteration, number), expert, threads)
+            _fill(draw_, layer_key(recipe.seed, iteration, number), expert, threads)
             yield src, expert
 
 

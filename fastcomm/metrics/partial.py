@@ -1,4 +1,4 @@
-"""The communication metrics: step breakdown, bandwidth, waits, findings; a module per question.
+"""The partial result of a rank, from which metrics are computed; partials of ranks merge.
 
 The trace of a rank becomes a `Partial`: tables with a row per iteration, per communication
 event and per window, and notes on the rank. The merge of partials is associative and

@@ -56,13 +56,13 @@ def test_layers_with_few_or_no_tokens_are_stored(tmp_path, tokens):
 @pytest.mark.parametrize("law", ["zipf", "gate"])
 def test_tokens_do_not_depend_on_the_number_of_threads(law):
     recipe = Recipe.of(iter_num=1, seq_len=40_000, law=law, shuffle=law == "zipf")
-    one, three = (next(routing.layers(recipe, threads=count)) for count in (1, 3))
+    one, three = (next(routing.draw(recipe, threads=count)) for count in (1, 3))
     assert np.array_equal(one[1], three[1])
 
 
 def test_iterations_layers_and_seeds_differ():
-    drawn = [tuple(map(tuple, expert)) for _, expert in routing.layers(small())]
-    drawn += [tuple(map(tuple, expert)) for _, expert in routing.layers(small(seed=1))]
+    drawn = [tuple(map(tuple, expert)) for _, expert in routing.draw(small())]
+    drawn += [tuple(map(tuple, expert)) for _, expert in routing.draw(small(seed=1))]
     assert len(set(drawn)) == len(drawn)
 
 
@@ -71,7 +71,7 @@ def test_the_shares_of_the_default_law_are_those_of_the_original_without_its_art
     assert law[[0, 1, 63]] == pytest.approx([0.1856, 0.0846, 0.0068], abs=5e-5)
     assert routing.folded_zipf(3.0, 64)[[0, 1]] == pytest.approx([0.8319, 0.1040], abs=5e-5)
     recipe = Recipe.of(seq_len=200_000, iter_num=1)
-    _, expert = next(routing.layers(recipe))
+    _, expert = next(routing.draw(recipe))
     shares = np.bincount(expert.ravel(), minlength=64) / expert.size
     wanted = [0.140, 0.075, 0.051, 0.039, 0.032, 0.0080]
     assert shares[[0, 1, 2, 3, 4, 63]] == pytest.approx(wanted, abs=1e-3)
@@ -80,7 +80,7 @@ def test_the_shares_of_the_default_law_are_those_of_the_original_without_its_art
 def test_resampled_experts_follow_the_law_and_given_weights_too():
     weights = [5.0, 3, 1, 1, 0, 0, 0, 0]
     recipe = small(law="popularity", distinct="resample", seq_len=50_000, topk=1)
-    _, expert = next(routing.layers(recipe, popularity=weights))
+    _, expert = next(routing.draw(recipe, popularity=weights))
     shares = np.bincount(expert.ravel(), minlength=8) / expert.size
     assert shares == pytest.approx(np.array(weights) / 10, abs=0.01)
 
@@ -104,7 +104,7 @@ def test_source_gpus_are_even_or_follow_hot_ranks():
 
 def test_hot_ranks_send_mostly_away():
     recipe = small(gpus_per_node=4, seq_len=400, batch_size=4, law="bimodal", iter_num=1)
-    src, expert = next(routing.layers(recipe))
+    src, expert = next(routing.draw(recipe))
     away = (expert // 8 != (src // 4)[:, None]).any(axis=1)
     hot = src % 4 < 2
     assert 0.8 < away[hot].mean() < 1.0

@@ -25,9 +25,9 @@ from oracles import waits as oracle_waits
 from fastcomm.metrics import outliers
 from fastcomm.metrics.findings.slow_links import slow_links
 from fastcomm.metrics.links import Link, MeasuredLink
-from fastcomm.metrics.matching import ExpectedTransfer
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.rank_arrays import exposed_before_stop
+from fastcomm.metrics.rank_comparison import ExpectedTransfer
 from fastcomm.synthetic.job import Job
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OPS
