@@ -45,6 +45,7 @@ def interrupted(call, number):
     tracer = sys.gettrace()  # of coverage
     handler = signal.signal(signal.SIGINT, process.interrupt)
     gc.disable()  # it would run destructors of other tests
+    sys._getframe().f_trace_opcodes = True  # before any trace, or Python 3.12 traces none
     sys.settrace(interrupt)
     try:
         call()

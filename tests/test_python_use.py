@@ -144,7 +144,7 @@ def test_workers_run_functions_of_a_script_and_a_process_that_can_have_none_says
     script = tmp_path / "script.py"
     script.write_text(GUARDED.format(folder=str(folder)))
     done = subprocess.run(
-        [sys.executable, "-u", str(script)],
+        [sys.executable, "-u", "-W", "ignore::DeprecationWarning", str(script)],  # of fork
         capture_output=True,
         text=True,
         check=False,

@@ -1,7 +1,7 @@
 """A handler of finished traces that runs in the training process, and never disturbs it.
 
 The thread that trains only exports the trace, as PyTorch's own handler does. All else is the
-work of another process of the lowest priority (`fastcomm.torch.writer`), which a thread starts
+work of another process of low priority (`fastcomm.torch.writer`), which a thread starts
 and waits for. Nothing is raised into the training: an error is one warning.
 """
 
@@ -40,13 +40,14 @@ _JOB = (
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "LSB_JOBID", "PBS_JOBID"),
 )
 # Lowers the priority before the imports, which take most of a second. Where sessions share the
-# cores, it is that of the session. The ranks of a host export at once: it lets them finish.
+# cores, it is that of the session. The ranks of a host export at once: it lets them finish. On
+# a host without a free core it still gets a tenth of one; with the lowest priority, nothing.
 _WRITER = """
 import contextlib, os, time
 with contextlib.suppress(OSError):
-    os.nice(19)
+    os.nice(10)
 with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as priority:
-    priority.write("19")
+    priority.write("10")
 time.sleep(0.2)
 from fastcomm.torch.writer import main
 main()
@@ -158,8 +159,8 @@ def trace_handler(
 
     Each rank writes its trace to `DIRECTORY/RUN/step-N/rankR.HOST.json.gz`, whole or not at
     all, and beside it a partial result of some kilobytes, from which the run is measured. The
-    thread that trains waits for PyTorch's export alone. Another process of the lowest priority
-    compresses and measures. No collective is called, and any error is one warning.
+    thread that trains waits for PyTorch's export alone. Another process of low priority compresses
+    and measures. No collective is called, and any error is one warning.
 
     Parameters
     ----------
