@@ -159,8 +159,8 @@ def trace_handler(
 
     Each rank writes its trace to `DIRECTORY/RUN/step-N/rankR.HOST.json.gz`, whole or not at
     all, and beside it a partial result of some kilobytes, from which the run is measured. The
-    thread that trains waits for PyTorch's export alone. Another process of low priority compresses
-    and measures. No collective is called, and any error is one warning.
+    thread that trains waits for PyTorch's export alone. Another process of low priority
+    compresses and measures. No collective is called, and any error is one warning.
 
     Parameters
     ----------
