@@ -14,14 +14,15 @@ from dataclasses import fields as fields_of
 from functools import lru_cache, reduce
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
 import numpy as np
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.formats.stream import NOTHING, CutShortError, blocks
+from fastcomm.files import opened
+from fastcomm.formats.stream import NOTHING, CutShortError, blocks, blocks_of
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm_kernels import pickles
 from fastcomm_kernels.arrays import NONE, NULL, Ints
@@ -227,11 +228,11 @@ def read(path: Path) -> Dump:
     if rank is None:
         raise NoDumpError(f"{path}: no rank in the name")
     text, (written, has_time), is_cut = _content(path)
+    source = {"rank": rank, "path": path, "written": written, "has_time": has_time}
     if text[:1] == b"\x80":
-        dump = _of_pickle(path, rank, text, written, is_cut)
-        return replace(dump, has_time=has_time)
+        return _of_pickle(text, is_cut=is_cut, **source)
     if text[:1] in (b"{", b"["):
-        return replace(_of_json(path, rank, text, written), has_time=has_time)
+        return _of_json(text, **source)
     if text[:1] in _OLD_PICKLES and text.rstrip()[-1:] == b".":
         raise TraceFileError(
             f"{path}: refused as a pickle: byte 0 is {text[0]:#04x}, and dumps are of protocol "
@@ -252,25 +253,32 @@ def _content(path: Path) -> tuple[bytes, tuple[int, bool], bool]:
     later one.
     """
     try:
-        with path.open("rb") as file:
-            head = file.read(8)
+        with opened(path) as file:
             changed = int(os.fstat(file.fileno()).st_mtime)
+            head = file.read(_GZIP_TIME.stop)
+            file.seek(0)
+            text, is_cut = _text_of(file, path)
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
     seconds = int.from_bytes(head[_GZIP_TIME], "little") if head[:2] == b"\x1f\x8b" else 0
+    return text, (seconds or changed, seconds > 0), is_cut
+
+
+def _text_of(file: BinaryIO, path: Path) -> tuple[bytes, bool]:
+    """Return the decompressed bytes of a file that is open, and whether they are cut."""
     parts: list[bytes] = []
-    size, is_cut = 0, False
+    size = 0
     try:
-        for block in blocks(path):
+        for block in blocks_of(file, path):
             if not parts and _TRACE.search(block[:_HEAD]):
                 raise NoDumpError(f"{path}: a trace of a profiler")
-            parts.append(bytes(block))
+            parts.append(block)
             size += len(block)
             if size > _MOST_BYTES:
                 raise TraceFileError(f"{path}: more than {_MOST_BYTES} bytes")
     except CutShortError:
-        is_cut = True
-    return b"".join(parts), (seconds or changed, seconds > 0), is_cut
+        return b"".join(parts), True
+    return b"".join(parts), False
 
 
 _ROOM: list[Ints] = []
@@ -291,7 +299,7 @@ class _Tree:
 
     def __init__(self, path: Path, text: bytes) -> None:
         """Scan a pickle; `problem` says what ends it before its end."""
-        self.text = np.frombuffer(text, np.uint8)
+        self.content, self.text = text, np.frombuffer(text, np.uint8)
         room = _room(len(text) + pickles.SHARED)
         self.node, self.stack, self.marks, memo, self.value, self.links = room
         self.tree = (self.node, self.value, self.links)
@@ -317,13 +325,13 @@ class _Tree:
 
     def plain(self, item: int, levels: int = 4) -> Any:
         """Return a node as a Python object, its containers to a number of levels."""
-        kind, first = self.node[item], int(self.value[item, 0])
-        if kind == pickles.INTEGER:
-            return first
-        if kind in (pickles.TRUE, pickles.FALSE):
-            return bool(kind == pickles.TRUE)
+        kind = self.node.item(item)
         if kind == pickles.TEXT:
             return self._text(item)
+        if kind == pickles.INTEGER:
+            return self.value.item(item, 0)
+        if kind in (pickles.TRUE, pickles.FALSE):
+            return kind == pickles.TRUE
         if kind in (pickles.NOTHING, pickles.FLOAT) or levels == 0:
             return None
         items = [self.plain(at, levels - 1) for at in self.items(item)]
@@ -335,45 +343,71 @@ class _Tree:
     def items(self, item: int) -> list[int]:
         """Return the nodes of a container; of a dictionary, keys and contents in turn."""
         nodes: list[int] = []
-        link = int(self.value[item, 0])
+        link = self.value.item(item, 0)
         while link != NONE and len(nodes) < len(self.text):
-            nodes.append(int(self.links[link, 0]))
-            link = int(self.links[link, 1])
+            nodes.append(self.links.item(link, 0))
+            link = self.links.item(link, 1)
         return nodes
 
     def _text(self, item: int) -> str:
-        begin, size = self.value[item, :2].tolist()
-        return self.text[begin : begin + size].tobytes().decode("utf-8", "replace")
+        begin, size = self.value.item(item, 0), self.value.item(item, 1)
+        content = self.content[begin : begin + size]
+        if size > _LONG:
+            return _long_text(content, self.value.item(item, pickles.HASH))
+        return _decoded(content)
 
 
-def _of_pickle(path: Path, rank: int, text: bytes, written: int, is_cut: bool) -> Dump:
+_LONG = 4096  # bytes of a list of many ranks, which the dumps of all of them repeat
+_MOST_LONG = 64
+_LONG_TEXTS: dict[int, tuple[bytes, str]] = {}
+
+
+def _decoded(content: bytes) -> str:
+    return content.decode("utf-8", "replace")
+
+
+def _long_text(content: bytes, of: int) -> str:
+    """Return a long text by its bytes and their hash: of equal ones always the same object.
+
+    Python hashes and compares it only once then.
+    """
+    before = _LONG_TEXTS.get(of)
+    if before is not None and before[0] == content:
+        return before[1]
+    if len(_LONG_TEXTS) >= _MOST_LONG:
+        _LONG_TEXTS.clear()
+    text = _decoded(content)
+    _LONG_TEXTS[of] = (content, text)
+    return text
+
+
+def _of_pickle(text: bytes, path: Path, *, is_cut: bool, **source: Any) -> Dump:
     tree = _Tree(path, text)
     top, rows = _top_and_rows(path, tree)
-    if (tree.problem or is_cut) and not len(rows):
+    if (tree.problem or is_cut) and not rows.size:
         raise TraceFileError(tree.problem or f"{path}: truncated before its first call")
     calls, groups = _calls_of_pickle(tree, rows)
     return Dump(
-        rank=rank,
         path=path,
         version=str(tree.plain(top["version"], 0)) if "version" in top else "",
-        written=written,
         calls=calls,
         groups=groups,
         config=_config(path, tree.plain(top["pg_config"])) if "pg_config" in top else (),
         status=_status(tree.plain(top["pg_status"])) if "pg_status" in top else {},
         has_stacks=_has_stacks(tree, rows),
         problems=tuple(filter(None, (tree.problem, f"{path}: truncated" if is_cut else ""))),
+        **source,
     )
 
 
 def _has_stacks(tree: _Tree, rows: Ints) -> bool:
     """Return whether the last call has frames, which PyTorch names before it writes a dump."""
-    at = int(rows[-1, _PLACE["frames"]]) if len(rows) else NULL
+    at = int(rows[_PLACE["frames"], -1]) if rows.size else NULL
     return at != NULL and int(tree.value[at, 0]) != NONE
 
 
 def _top_and_rows(path: Path, tree: _Tree) -> tuple[dict[Any, int], Ints]:
-    """Return the nodes of the outer dictionary by key, and the rows of the calls.
+    """Return the nodes of the outer dictionary by key, and columns with a row a call.
 
     Raises NoDumpError for a pickle that is no dump.
     """
@@ -390,7 +424,7 @@ def _top_and_rows(path: Path, tree: _Tree) -> tuple[dict[Any, int], Ints]:
         raise NoDumpError(f"{path}: no dump of a flight recorder")
     chain = top.get("entries", tree.root if not top else None)
     if chain is None:
-        return top, np.full((0, len(_FIELDS)), NULL)
+        return top, np.full((len(_FIELDS), 0), NULL)
     if tree.node[chain] != pickles.LIST:
         raise TraceFileError(f"{path}: its entries are no list")
     return top, _rows_of_pickle(path, tree, chain)
@@ -415,7 +449,7 @@ def _details_of(path: Path, _changed: int, _size: int) -> Callable[[int, str], A
     tree.keep()
 
     def value(row: int, name: str) -> Any:
-        at = int(rows[row, _PLACE[name]])
+        at = int(rows[_PLACE[name], row])
         return None if at == NULL else tree.plain(at, 2)
 
     return value
@@ -430,8 +464,9 @@ def _lists_calls(tree: _Tree, items: Sequence[int]) -> bool:
 
 
 def _rows_of_pickle(path: Path, tree: _Tree, chain: int) -> Ints:
-    rows = np.full((pickles.length(tree.tree, chain), len(_FIELDS)), NULL)
-    place = np.full(tree.nodes, NONE)
+    rows = np.full((len(_FIELDS), pickles.length(tree.tree, chain)), NULL)
+    place = tree.marks[: tree.nodes]  # which no one needs behind the scan
+    place.fill(NONE)
     fields = (_NAMES, _BOUNDS, _PLACE["state"])
     count = pickles.rows(tree.text, tree.tree, chain, fields, place, rows)
     if count < 0:
@@ -442,33 +477,25 @@ def _rows_of_pickle(path: Path, tree: _Tree, chain: int) -> Ints:
 def _calls_of_pickle(tree: _Tree, rows: Ints) -> tuple[Calls, tuple[DumpedGroup, ...]]:
     def content(name: str, read: Callable[[int], Any], absent: Any) -> tuple[list[Any], Ints]:
         """Return the distinct contents of a column of nodes, and the place of each row's."""
-        place, first = kinds(hashed(name)[None, :])
-        nodes = rows[first, _PLACE[name]].tolist()
+        place, first = kinds(hashes[_PLACE[name] - begin][None, :])
+        nodes = rows[_PLACE[name], first].tolist()
         contents = [absent if at == NULL else read(at) for at in nodes]
         distinct = {one: k for k, one in enumerate(dict.fromkeys(contents))}
         numbers = np.array([distinct[one] for one in contents], np.int64)
         return [*distinct], numbers[place] if len(place) else place
 
-    def hashed(name: str) -> Ints:
-        nodes = rows[:, _PLACE[name]]
-        is_absent = nodes == NULL
-        return np.where(
-            is_absent, NULL, tree.value[np.where(is_absent, 0, nodes), pickles.HASH]
-        )
-
-    def elements(name: str) -> Ints:
-        out = np.empty(len(rows), np.int64)
-        pickles.elements(tree.tree, rows[:, _PLACE[name]].copy(), out)
-        return out
-
+    begin, sizes = _PLACE["state"], _PLACE["input_sizes"]
+    hashes = np.empty((len(_FIELDS) - begin, rows.shape[1]), np.int64)
+    pickles.hashes(tree.tree, rows[begin:], hashes)
+    one, two, three, four = hashes[sizes - begin : sizes - begin + len(_LISTS)]
+    elements = np.empty((2, rows.shape[1]), np.int64)
+    pickles.elements(tree.tree, rows[sizes : sizes + 2], elements)
     names, name = content("profiling_name", lambda at: str(tree.plain(at, 0)), "")
     states, state = content("state", lambda at: str(tree.plain(at, 0)), "")
     pairs, group = content("process_group", lambda at: _pair(tree.plain(at, 1)), None)
     return _calls(
         rows=rows, names=names, name=name, states=states, state=state, pairs=pairs, group=group,
-        shapes=(hashed("input_sizes"), hashed("output_sizes")),
-        types=(hashed("input_dtypes"), hashed("output_dtypes")),
-        elements=(elements("input_sizes"), elements("output_sizes")),
+        shapes=(one, two), types=(three, four), elements=(elements[0], elements[1]),
     )  # fmt: skip
 
 
@@ -482,22 +509,22 @@ def _calls(
     group: Ints,
     **lists: Any,
 ) -> tuple[Calls, tuple[DumpedGroup, ...]]:
-    """Return the calls of a dump, and their groups, from rows of `_FIELDS`."""
+    """Return the calls of a dump, and their groups, from columns of `_FIELDS`."""
 
     def column(*keys: str) -> Ints:
         """Return the first of some columns that a row has."""
-        values = rows[:, _PLACE[keys[0]]].copy()
+        values = rows[_PLACE[keys[0]]]
         for key in keys[1:]:
-            values = np.where(values == NULL, rows[:, _PLACE[key]], values)
+            values = np.where(values == NULL, rows[_PLACE[key]], values)
         return values
 
     def time(key: str) -> Ints:
         """Return times; what cannot be one, as 0 in JSON, is unknown."""
-        values = rows[:, _PLACE[key]]
+        values = rows[_PLACE[key]]
         return np.where((values <= 0) | (values > _LATEST), NULL, values)
 
     created = time("time_created_ns")
-    micros = rows[:, _PLACE["time_created_us"]]
+    micros = rows[_PLACE["time_created_us"]]
     is_micro = (created == NULL) & (micros > 0) & (micros < _LATEST // 1000)
     created = np.where(is_micro, np.where(is_micro, micros, 0) * 1000, created)
     number = column("pg_id")
@@ -612,7 +639,7 @@ def _status(value: Any) -> dict[int, dict[str, int]]:
     return status
 
 
-def _of_json(path: Path, rank: int, text: bytes, written: int) -> Dump:
+def _of_json(text: bytes, path: Path, **source: Any) -> Dump:
     try:
         top = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -629,14 +656,13 @@ def _of_json(path: Path, rank: int, text: bytes, written: int) -> Dump:
     calls, groups = _calls_of_json(entries)
     top = top if isinstance(top, dict) else {}
     return Dump(
-        rank=rank,
         path=path,
         version=str(top.get("version", "")),
-        written=written,
         calls=calls,
         groups=groups,
         config=_config(path, top.get("pg_config")),
         status=_status(top.get("pg_status")),
+        **source,
     )
 
 
@@ -650,9 +676,9 @@ def _is_json_line(text: bytes) -> bool:
 
 
 def _calls_of_json(entries: Sequence[dict[str, Any]]) -> tuple[Calls, tuple[DumpedGroup, ...]]:
-    rows = np.full((len(entries), len(_FIELDS)), NULL)
+    rows = np.full((len(_FIELDS), len(entries)), NULL)
     for place, key in enumerate(_FIELDS[: _PLACE["state"]]):
-        rows[:, place] = [_integer(one.get(key)) for one in entries]
+        rows[place] = [_integer(one.get(key)) for one in entries]
 
     def content(key: str, form: Callable[[Any], Any]) -> tuple[list[Any], Ints]:
         contents = [form(one.get(key)) for one in entries]
@@ -694,8 +720,8 @@ def _hash(text: bytes) -> int:
 
 def _hash_of(value: Any) -> int:
     if isinstance(value, str):
-        h = reduce(pickles.mixed, value.encode(), pickles.HASH_BEGIN)
-        return int(pickles.mixed(h, pickles.END))
+        text = np.frombuffer(value.encode(), np.uint8)
+        return int(pickles.hash_of_text(text, 0, len(text)))
     if isinstance(value, list):
         return int(reduce(pickles.mixed, map(_hash_of, value), pickles.HASH_BEGIN))
     return int(value) if isinstance(value, int) else 0

@@ -81,22 +81,27 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
         After all text, if other bytes follow the gzip data.
 
     """
-    size = size or BLOCK
     try:
         with opened(path) as file:
-            first = file.read(max(size, len(_GZIP)))
-            if first.startswith(_GZIP):
-                yield from _gunzipped(file, first, path, size)
-                return
-            if first.startswith(_ZSTD):
-                file.seek(0)
-                yield from _unzstd(file, path, size)
-                return
-            while first:
-                yield first
-                first = file.read(size)
+            yield from blocks_of(file, path, size)
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
+
+
+def blocks_of(file: BinaryIO, path: Path, size: int | None = None) -> Iterator[bytes]:
+    """Yield what `blocks` does of a file that is open at its begin. Raises OSError, too."""
+    size = size or BLOCK
+    first = file.read(max(size, len(_GZIP)))
+    if first.startswith(_GZIP):
+        yield from _gunzipped(file, first, path, size)
+        return
+    if first.startswith(_ZSTD):
+        file.seek(0)
+        yield from _unzstd(file, path, size)
+        return
+    while first:
+        yield first
+        first = file.read(size)
 
 
 def tail(path: Path, size: int) -> bytes:

@@ -260,8 +260,9 @@ def library_of(names: Sequence[str]) -> str:
 
 def of_dump(dump: Dump) -> RankCalls:
     """Return the calls of a dump: doubles left out, batches as far as they are closed."""
-    rows = np.flatnonzero(~_doubles(dump.calls))
-    calls = dump.calls.take(rows)
+    doubles = _doubles(dump.calls)
+    rows = np.flatnonzero(~doubles)
+    calls = dump.calls.take(rows) if doubles.any() else dump.calls
     library = library_of(calls.names)
     done = (calls.state == STATES.index("completed")) | (calls.retired == 1)
     begun = (calls.state >= STATES.index("started")) | (calls.started != NULL)
@@ -319,7 +320,7 @@ def _world_of(group: DumpedGroup) -> int:
 def _sizes(calls: Calls, keys: Sequence[DumpedGroup]) -> dict[DumpedGroup, int]:
     """Return how many parts an all-gather of a group has: its ranks."""
     gathers = np.array([_op_of(name).startswith(_GATHERS) for name in calls.names], bool)
-    if not gathers.any():
+    if not gathers.any() or all(key.ranks for key in keys):
         return {}
     inputs, outputs = calls.elements
     is_whole = gathers[calls.name] & (inputs > 0)
@@ -340,7 +341,7 @@ def _ordinals(calls: Calls, keys: Sequence[DumpedGroup]) -> tuple[Ints, dict[Sid
         if _message_of(name) is None:
             continue
         of_name = np.flatnonzero(calls.name == k)
-        for place in np.unique(calls.group[of_name]).tolist():
+        for place in np.flatnonzero(np.bincount(calls.group[of_name])).tolist():
             peer = _peer(name, keys[place])
             if peer is not None:
                 own = of_name[calls.group[of_name] == place]
@@ -360,9 +361,10 @@ def _anchors(
 ) -> Iterator[Anchor]:
     """Yield the last collectives of each group that are done."""
     for place, key in enumerate(keys):
-        for at in np.flatnonzero(is_done & (calls.group == place))[-_MOST_ANCHORS:].tolist():
-            before = {side: int(np.searchsorted(own, at)) for side, own in sides.items()}
-            yield Anchor(group=key, number=int(number[at]), before=before)
+        last = np.flatnonzero(is_done & (calls.group == place))[-_MOST_ANCHORS:]
+        counts = zip(*(own.searchsorted(last).tolist() for own in sides.values()), strict=True)
+        for own, before in zip(number[last].tolist(), counts, strict=True):
+            yield Anchor(group=key, number=own, before=dict(zip(sides, before, strict=True)))
 
 
 def _doubles(calls: Calls) -> Flags:
@@ -399,14 +401,15 @@ def _close_batches(calls: Calls, done: Flags, begun: Flags) -> None:
     if not closes.any():
         return
     counter = np.where(calls.is_message == 1, calls.message, calls.sequence)
-    is_closing = closes[calls.name]
-    for at in np.flatnonzero(is_closing).tolist():
-        k = at - 1
-        while k >= 0 and not is_closing[k]:
-            if (calls.group[k], counter[k]) != (calls.group[at], counter[at]):
-                break
-            done[k], begun[k] = done[at], begun[at]
-            k -= 1
+    closing = np.flatnonzero(closes[calls.name])
+    rows = np.arange(closing[-1]) if len(closing) else closing
+    end = closing[np.searchsorted(closing, rows)]  # the entry that may close each call
+    is_other = (calls.group[rows] != calls.group[end]) | (counter[rows] != counter[end])
+    other = np.maximum.accumulate(np.where(is_other, rows, -1))
+    of_batch = rows > other[end - 1]
+    of_batch &= rows != end
+    done[rows[of_batch]] = done[end[of_batch]]
+    begun[rows[of_batch]] = begun[end[of_batch]]
 
 
 def _numbers(calls: Calls, library: str) -> Ints:

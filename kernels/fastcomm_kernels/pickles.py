@@ -11,7 +11,8 @@ node and one link, so that arrays as long as the text and the shared nodes suffi
 import numpy as np
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import NONE, NULL, Bytes, Ints
+from fastcomm_kernels._llvm import address, load64, mix
+from fastcomm_kernels.arrays import NONE, NULL, Bytes, Ints, Matrix
 
 PickleTree = tuple[Ints, Ints, Ints]  # nodes, values, links
 PickleFields = tuple[Bytes, Ints, int]  # names, their bounds, number of columns of numbers
@@ -93,8 +94,8 @@ _BYTES[[_PROTO, _BINPUT, _BINGET, _BININT1, _BININT2]] = 1, 1, 1, 1, 2
 _BYTES[[_LONG_BINPUT, _LONG_BINGET, _BININT, _BINFLOAT, _FRAME]] = 4, 4, 4, 8, 8
 _LENGTH = np.zeros(256, np.int64)
 _LENGTH[[_BINUNICODE, _LONG1, _SHORT_BINUNICODE]] = 4, 1, 1
-_WIDEST = 8  # bytes of an integer
-# FNV-1a with 63 bits; an end tells the hash of a text from that of a list.
+_WIDEST = 8  # bytes of an integer, and of a step through a text
+# FNV-1a with 63 bits for lists; an end tells the hash of a text from that of a list.
 HASH_BEGIN, _HASH_FACTOR = 5472609002491880230, 1099511628211
 LOW = (1 << 63) - 1
 END = 1 << 40
@@ -111,12 +112,14 @@ def _unsigned(text: Bytes, at: int, size: int) -> int:
 
 
 @kernel
-def _signed(text: Bytes, at: int, size: int, has_no_sign: bool) -> int:
-    """Return the same number, whose highest bit is its sign if it has one."""
+def _signed(text: Bytes, at: int, size: int) -> int:
+    """Return the same number, whose highest bit is its sign."""
+    if size == _WIDEST:
+        return load64(address(text), at)
     if size == 0:
         return 0
     value = int(text[at + size - 1])
-    if value >= _TOP_BIT and not has_no_sign:
+    if value >= _TOP_BIT:
         value -= 2 * _TOP_BIT
     for k in range(size - 2, -1, -1):
         value = (value << 8) | int(text[at + k])
@@ -130,23 +133,41 @@ def mixed(h: int, number: int) -> int:
 
 
 @kernel
-def _append_all(
-    value: Ints, links: Ints, chain: int, stack: Ints, low: int, high: int, count: int
-) -> int:
-    """Append stacked nodes to the chain and hash of a container; return the number of links."""
-    if low == high:
-        return count
-    h = value[chain, _H]
+def _append(value: Ints, links: Ints, chain: int, item: int, count: int) -> int:
+    """Append one node to the chain and hash of a list; return the number of links."""
     if value[chain, _A] == NONE:
         value[chain, _A] = count
     else:
         links[value[chain, _B], 1] = count
+    links[count, 0], links[count, 1] = item, NONE
+    value[chain, _B] = count
+    value[chain, _H] = mixed(value[chain, _H], value[item, _H])
+    return count + 1
+
+
+@kernel
+def _append_all(
+    tree: PickleTree, chain: int, stack: Ints, low: int, high: int, count: int
+) -> int:
+    """Append stacked nodes to the chain of a container; return the number of links.
+
+    They are added to the hash of lists and tuples; dictionaries have none.
+    """
+    node, value, links = tree
+    if low == high:
+        return count
+    if value[chain, _A] == NONE:
+        value[chain, _A] = count
+    else:
+        links[value[chain, _B], 1] = count
+    if node[chain] != DICT:
+        h = value[chain, _H]
+        for k in range(low, high):
+            h = mixed(h, value[stack[k], _H])
+        value[chain, _H] = h
     for k in range(low, high):
-        links[count, 0] = stack[k]
-        links[count, 1] = count + 1
-        h = mixed(h, value[stack[k], _H])
+        links[count, 0], links[count, 1] = stack[k], count + 1
         count += 1
-    value[chain, _H] = h
     links[count - 1, 1] = NONE
     value[chain, _B] = count - 1
     return count
@@ -181,9 +202,13 @@ def _empty(value: Ints, item: int) -> None:
 
 
 @kernel
-def _hash_of_text(text: Bytes, begin: int, size: int) -> int:
-    h = HASH_BEGIN
-    for k in range(begin, begin + size):
+def hash_of_text(text: Bytes, begin: int, size: int) -> int:
+    """Return the hash of `size` bytes of a text, taken eight at a time."""
+    content, h, end = address(text), HASH_BEGIN, begin + size
+    while end - begin >= _WIDEST:
+        h = mix(h, load64(content, begin)) & LOW
+        begin += _WIDEST
+    for k in range(begin, end):
         h = mixed(h, int(text[k]))
     return mixed(h, END)
 
@@ -227,6 +252,22 @@ def scan(
     at, here, nodes, count, height, marked, stored, status = 0, 0, SHARED, 0, 0, 0, 0, CUT
     while at < len(text):
         opcode, here = int(text[at]), at
+        # The next three are most of the opcodes of a dump, and take no further look.
+        if opcode == _BINGET and len(text) - at > 1 and text[at + 1] < stored:
+            stack[height] = memo[text[at + 1]]
+            height, at = height + 1, at + 2
+            continue
+        if opcode == _BININT2 and len(text) - at > _BYTES[_BININT2]:
+            number = int(text[at + 1]) | (int(text[at + 2]) << 8)
+            node[nodes], value[nodes, _A], value[nodes, _H] = INTEGER, number, number
+            stack[height] = nodes
+            height, nodes, at = height + 1, nodes + 1, at + 3
+            continue
+        low = marks[marked - 1] if marked else 0
+        if opcode == _APPEND and height - low > 1 and node[stack[height - 2]] == LIST:
+            height, at = height - 1, at + 1
+            count = _append(value, links, stack[height - 1], stack[height], count)
+            continue
         does, begin, size = _DOES[opcode], at + 1, _BYTES[opcode]
         if _LENGTH[opcode]:
             begin, size = _operand(text, begin, opcode)
@@ -237,7 +278,7 @@ def scan(
             break
         at = begin + size
         if does == _GETS:
-            index = int(text[begin]) if size == 1 else _unsigned(text, begin, size)
+            index = _unsigned(text, begin, size)
             if index >= stored:
                 status = BROKEN
                 break
@@ -250,10 +291,10 @@ def scan(
             kind = _KIND[opcode]
             node[nodes] = kind
             if kind == INTEGER:
-                number = _signed(text, begin, min(size, _WIDEST), opcode == _BININT2)
-                value[nodes, _A], value[nodes, _B], value[nodes, _H] = number, NONE, number
+                number = _signed(text, begin, min(size, _WIDEST))
+                value[nodes, _A], value[nodes, _H] = number, number
             elif kind == TEXT:
-                h = _hash_of_text(text, begin, size)
+                h = hash_of_text(text, begin, size)
                 value[nodes, _A], value[nodes, _B], value[nodes, _H] = begin, size, h
             else:
                 _empty(value, nodes)
@@ -292,7 +333,7 @@ def scan(
             if target == NONE or node[target] != kind or is_uneven:
                 status = BROKEN
                 break
-            count = _append_all(value, links, target, stack, low, height, count)
+            count = _append_all(tree, target, stack, low, height, count)
             height = low
             if does == _COLLECTS:
                 stack[height] = target
@@ -320,7 +361,7 @@ def closed(
         The node of what is whole; NONE without any.
 
     """
-    node, value, links = tree
+    node = tree[0]
     for k in range(marked + 1):
         # Behind the last mark are the only key and content of a dictionary without a mark.
         low = marks[marked - 1 - k] if k < marked else 1
@@ -335,7 +376,7 @@ def closed(
             many -= many % 2
         elif node[target] != LIST:
             return NONE
-        count = _append_all(value, links, target, stack, low, low + many, count)
+        count = _append_all(tree, target, stack, low, low + many, count)
         height = low
     return stack[0] if height else NONE
 
@@ -352,10 +393,22 @@ def length(tree: PickleTree, item: int) -> int:
 
 
 @kernel
-def elements(tree: PickleTree, items: Ints, out: Ints) -> None:
-    """Write `elements_of` of each node; NULL stays."""
-    for k in range(len(items)):
-        out[k] = NULL if items[k] == NULL else elements_of(tree, items[k])
+def hashes(tree: PickleTree, items: Matrix, out: Matrix) -> None:
+    """Write the hash of each node of a matrix; NULL stays."""
+    _, value, _ = tree
+    for column in range(len(items)):
+        for k in range(items.shape[1]):
+            item = items[column, k]
+            out[column, k] = NULL if item == NULL else value[item, _H]
+
+
+@kernel
+def elements(tree: PickleTree, items: Matrix, out: Matrix) -> None:
+    """Write `elements_of` of each node of a matrix; NULL stays."""
+    for column in range(len(items)):
+        for k in range(items.shape[1]):
+            item = items[column, k]
+            out[column, k] = NULL if item == NULL else elements_of(tree, item)
 
 
 @kernel
@@ -394,7 +447,7 @@ def _field_of(text: Bytes, value: Ints, key: int, names: Bytes, bounds: Ints) ->
 
 @kernel
 def rows(
-    text: Bytes, tree: PickleTree, chain: int, fields: PickleFields, place: Ints, out: Ints
+    text: Bytes, tree: PickleTree, chain: int, fields: PickleFields, place: Ints, out: Matrix
 ) -> int:
     """Write the dictionaries of a list into rows: a column each of the names.
 
@@ -410,7 +463,7 @@ def rows(
     place
         Shape (nodes,), filled with NONE: written, the column of each key.
     out
-        Shape (rows, names), filled with NULL; written: an integer, 0 and 1 for Booleans, or the
+        Shape (names, rows), filled with NULL; written: an integer, 0 and 1 for Booleans, or the
         node of a text or container. What is of another kind than its column stays.
 
     Returns
@@ -443,11 +496,11 @@ def rows(
                 continue
             kind = node[content]
             if place[key] < numbers and kind == INTEGER:
-                out[row, place[key]] = value[content, _A]
+                out[place[key], row] = value[content, _A]
             elif place[key] < numbers and kind in (TRUE, FALSE):
-                out[row, place[key]] = int(kind == TRUE)
+                out[place[key], row] = int(kind == TRUE)
             elif place[key] >= numbers and kind in (TEXT, LIST, TUPLE, DICT):
-                out[row, place[key]] = content
+                out[place[key], row] = content
         row += 1
         link = links[link, 1]
     return row

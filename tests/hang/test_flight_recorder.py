@@ -92,6 +92,23 @@ def test_items_that_are_appended_one_by_one_are_those_of_one_list(tmp_path):
     assert two.calls.shapes[0].tolist() == one.calls.shapes[0].tolist()
 
 
+def test_more_calls_and_texts_than_one_piece_of_a_pickle_has_are_read(tmp_path):
+    names = [f"nccl:operation_{at}" for at in range(300)]
+    many = [{**CALL, "record_id": at, "profiling_name": names[at % 300]} for at in range(2500)]
+    got = read(written(tmp_path, pickle.dumps(dump(*many), 2)))
+    assert got.calls.record.tolist() == list(range(2500))
+    assert [got.calls.names[at] for at in got.calls.name] == [
+        names[at % 300] for at in range(2500)
+    ]
+
+
+def test_long_lists_of_ranks_are_those_of_their_own_dump(tmp_path):
+    for size in (*range(2000, 2070), 2000):
+        group = {**GROUP, "ranks": str([*range(size)])}
+        path = written(tmp_path, pickle.dumps(dump(CALL, pg_config={"0": group}), 2))
+        assert len(read(path).config[0].ranks) == size
+
+
 NAMES = st.sampled_from(["nccl:all_reduce", "gloo:barrier", "nccl:send 0->1"])
 SHAPES = st.lists(st.lists(st.integers(0, 1 << 40), max_size=3), max_size=3)
 
@@ -104,7 +121,7 @@ def calls(draw):
         "profiling_name": draw(NAMES),
         "input_sizes": draw(SHAPES),
         "output_sizes": draw(SHAPES),
-        "input_dtypes": draw(st.lists(st.text(max_size=3), max_size=2)),
+        "input_dtypes": draw(st.lists(st.text(max_size=20), max_size=2)),
         "retired": draw(st.booleans()),
         "time_created_ns": draw(st.integers(1, 1 << 60)),
     }
