@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import lru_cache, reduce
 from math import prod
@@ -118,30 +118,25 @@ class Calls:
     def __len__(self) -> int:
         return len(self.record)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Let another process have all columns as one array, which is faster than many."""
-        *columns, names = (getattr(self, column.name) for column in fields_of(self))
-        flat = [one for c in columns for one in (c if isinstance(c, tuple) else (c,))]
-        return _of_columns, (np.stack(flat), names)
+    @property
+    def columns(self) -> list[Ints]:
+        """All columns, of which `of_columns` makes the calls again."""
+        values = (getattr(self, name) for name in _COLUMNS)
+        return [one for c in values for one in (c if isinstance(c, tuple) else (c,))]
+
+    @classmethod
+    def of_columns(cls, columns: Sequence[Ints], names: tuple[str, ...]) -> "Calls":
+        """Return the calls of the columns of all fields: the last six are pairs."""
+        single, pairs = columns[:-6], columns[-6:]
+        values = [*single, *zip(pairs[::2], pairs[1::2], strict=True)]
+        return cls(**dict(zip(_COLUMNS, values, strict=True)), names=names)
 
     def take(self, rows: Ints) -> "Calls":
         """Return some of the calls, without those between."""
-        columns: dict[str, Any] = {}
-        for column in fields_of(self):
-            value = getattr(self, column.name)
-            if isinstance(value, np.ndarray):
-                columns[column.name] = value[rows]
-            elif column.name != "names":
-                columns[column.name] = tuple(part[rows] for part in value)
-        return replace(self, **columns)
+        return Calls.of_columns([column[rows] for column in self.columns], self.names)
 
 
-def _of_columns(columns: Ints, names: tuple[str, ...]) -> Calls:
-    """Return the calls of the columns of all fields: the last six are pairs."""
-    flat = [*columns]
-    single, pairs = flat[:-6], flat[-6:]
-    fields = [*single, *zip(pairs[::2], pairs[1::2], strict=True), names]
-    return Calls(**{c.name: one for c, one in zip(fields_of(Calls), fields, strict=True)})
+_COLUMNS = tuple(column.name for column in fields_of(Calls) if column.name != "names")
 
 
 STATES = ("scheduled", "started", "completed")

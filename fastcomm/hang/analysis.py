@@ -1,10 +1,13 @@
 """Why a job hangs: read all dumps and what lies beside them, and judge."""
 
+import gc
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
@@ -69,7 +72,8 @@ class _Files:
 
         A dump has a name like other dumps. Raises the first error unless `keep_going`.
         """
-        names = {prefix_of(dump.path) for own in self.dumps.values() for dump in own}
+        every = [dump for own in self.dumps.values() for dump in own] if self.unread else []
+        names = {prefix_of(dump.path) for dump in every}
         failed = {}
         for path, error in sorted(self.unread.items()):
             if prefix_of(path) in names or _LIKE_A_DUMP.search(prefix_of(path)):
@@ -86,6 +90,19 @@ class _Files:
         return failed
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the collector of cycles from searching the dumps of all ranks again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collector()
 def diagnose_hang(
     paths: str | Path | Sequence[str | Path], *, keep_going: bool = False
 ) -> Hang:
@@ -229,6 +246,8 @@ def _verdict(judge: Judge, progress: Sequence[_Progress]) -> Verdict:
 
 def _has_stood(own: Sequence[RankCalls]) -> bool:
     """Return whether a rank made no call between two dumps whose times are in the files."""
+    if len(own) < _TWO:
+        return False
     timed = [dump for dump in own if dump.has_time and not dump.is_cut]
     written = [dump.written for dump in timed]
     states = {(last_record(dump), _enqueued(dump)) for dump in timed}
@@ -256,7 +275,8 @@ def _enqueued(dump: RankCalls) -> int:
 
 def _progress(dumps: dict[int, list[RankCalls]]) -> Iterator[_Progress]:
     """Yield the ranks that went on between two moments."""
-    for rank, own in sorted(dumps.items()):
+    several = ((rank, own) for rank, own in dumps.items() if len(own) >= _TWO)
+    for rank, own in sorted(several, key=itemgetter(0)):
         ordered = [dump for dump in own if not dump.is_cut]
         folders = {dump.path.parent for dump in ordered}
         if len(folders) < _TWO:

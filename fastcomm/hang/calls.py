@@ -7,8 +7,10 @@ Calls of a batch are as far as the entry that closes it. Times are ns of the ran
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -60,6 +62,14 @@ class Anchor:
     number: int
     before: Mapping[Side, int]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process have an anchor without a look at its fields."""
+        return _anchor, (self.group, self.number, self.before)
+
+
+def _anchor(group: DumpedGroup, number: int, before: Mapping[Side, int]) -> Anchor:
+    return Anchor(group=group, number=number, before=before)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankCalls:
@@ -78,6 +88,7 @@ class RankCalls:
     number: Ints  # in its group
     done: Flags
     begun: Flags
+    is_message: Flags
     last: Mapping[DumpedGroup, int]  # number of the last collective of each group
     sizes: Mapping[DumpedGroup, int]  # of groups, as the arguments of all-gathers tell
     ordinal: Ints  # of each message, among those of its side and peer, from 1
@@ -89,6 +100,13 @@ class RankCalls:
     stated_world: int = 0  # ranks of the group of all; 0 where the dump does not state them
     status: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     is_whole: bool = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process have all columns as one array, which is faster than many."""
+        own = {name: getattr(self, name) for name in _FIELDS}
+        columns = [*self.calls.columns, *(getattr(self, name) for name in _COLUMNS)]
+        flat = np.concatenate(columns).reshape(len(columns), len(self.row))
+        return _of_columns, (flat, self.calls.names, own)
 
     @cached_property
     def latest(self) -> int:
@@ -108,42 +126,48 @@ class RankCalls:
 
     def op(self, at: int) -> str:
         """Return the operation of a call."""
-        return self.ops[int(self.calls.name[at])]
+        return self.ops[self.calls.name.item(at)]
 
     def key(self, at: int) -> DumpedGroup:
         """Return the group of a call."""
-        return self.keys[int(self.calls.group[at])]
+        return self.keys[self.calls.group.item(at)]
 
     def call(self, at: int) -> RankCall:
         """Return a call by its place."""
+        call = self._calls.get(at)
+        if call is None:
+            call = self._calls[at] = self._call(at)
+        return call
+
+    @cached_property
+    def _calls(self) -> dict[int, RankCall]:
+        return {}
+
+    def _call(self, at: int) -> RankCall:
         calls, key = self.calls, self.key(at)
-        one, two = (int(hashes[at]) for hashes in calls.shapes)
-        three, four = (int(hashes[at]) for hashes in calls.types)
+        name = calls.name.item(at)
+        hashes = (column.item(at) for column in (*calls.shapes, *calls.types))
+        elements = (column.item(at) for column in calls.elements)
         return RankCall(
             rank=self.rank,
             place=at,
             group=key,
-            number=int(self.number[at]),
-            op=self.op(at),
-            peer=_peer(self.calls.names[self.calls.name[at]], key),
-            is_message=bool(self.is_message[at]),
-            ordinal=int(self.ordinal[at]),
-            created=int(calls.created[at]),
-            arguments=(one, two, three, four),
-            elements=(int(calls.elements[0][at]), int(calls.elements[1][at])),
+            number=self.number.item(at),
+            op=self.ops[name],
+            peer=_peer(calls.names[name], key),
+            is_message=self.is_message.item(at),
+            ordinal=self.ordinal.item(at),
+            created=calls.created.item(at),
+            arguments=cast("tuple[int, int, int, int]", tuple(hashes)),
+            elements=cast("tuple[int, int]", tuple(elements)),
         )
-
-    @cached_property
-    def is_message(self) -> Flags:
-        """Whether each call is a message."""
-        return _are_messages(self.calls)
 
     def place(self, group: DumpedGroup, number: int) -> int | None:
         """Return the place of a collective, of a batch the first; None where it is absent."""
-        is_it = (self.number == number) & ~self.is_message
-        own = [k for k, key in enumerate(self.keys) if key is group]
-        at = np.flatnonzero(is_it & np.isin(self.calls.group, own))
-        return int(at[0]) if len(at) else None
+        for at in np.flatnonzero(self.number == number).tolist():
+            if self.key(at) is group and not self.is_message[at]:
+                return int(at)
+        return None
 
     @cached_property
     def places(self) -> dict[tuple[DumpedGroup, int], int]:
@@ -188,6 +212,7 @@ class RankCalls:
             number=self.number[rows],
             done=self.done[rows],
             begun=self.begun[rows],
+            is_message=self.is_message[rows],
             ordinal=self.ordinal[rows],
             is_whole=False,
         )
@@ -203,6 +228,28 @@ class RankCalls:
         state = self.path.stat()
         again = _read_again(self.path, state.st_mtime_ns, state.st_size)
         return replace(again, keys=self.keys) if len(again.keys) == len(self.keys) else again
+
+
+# Fields of the calls of a rank that have a row a call, and the others.
+_COLUMNS = ("row", "number", "ordinal", "done", "begun", "is_message")
+_FIELDS = tuple(
+    one.name for one in fields_of(RankCalls) if one.name not in (*_COLUMNS, "calls")
+)
+
+
+def _of_columns(columns: Ints, names: tuple[str, ...], own: Mapping[str, Any]) -> RankCalls:
+    """Return the calls of a rank of the columns of its calls, and of its own."""
+    *flat, row, number, ordinal, done, begun, is_message = columns
+    return RankCalls(
+        calls=Calls.of_columns(flat, names),
+        row=row,
+        number=number,
+        ordinal=ordinal,
+        done=done.astype(bool),
+        begun=begun.astype(bool),
+        is_message=is_message.astype(bool),
+        **own,
+    )
 
 
 @lru_cache(maxsize=128)
@@ -268,7 +315,8 @@ def of_dump(dump: Dump) -> RankCalls:
     begun = (calls.state >= STATES.index("started")) | (calls.started != NULL)
     _close_batches(calls, done, begun)
     number, keys = _numbers(calls, library), _keys(dump)
-    is_collective = ~_are_messages(calls)
+    is_message = _are_messages(calls)
+    is_collective = ~is_message
     of_group = {
         key: number[is_collective & (calls.group == place)] for place, key in enumerate(keys)
     }
@@ -296,6 +344,7 @@ def of_dump(dump: Dump) -> RankCalls:
         number=number,
         done=done,
         begun=begun & ~done,
+        is_message=is_message,
         last={key: int(own.max()) for key, own in of_group.items() if len(own)},
         sizes=sizes,
         begins=not is_full,

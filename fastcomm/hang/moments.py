@@ -39,6 +39,8 @@ def in_order(dumps: Sequence[RankCalls]) -> list[RankCalls]:
 
     Of two forms of one dump, the pickle comes last: it has stacks.
     """
+    if len(dumps) == 1:
+        return [*dumps]
     return sorted(
         dumps,
         key=lambda dump: (
@@ -97,6 +99,8 @@ def _of_moments(own: Sequence[RankCalls]) -> list[RankCalls]:
     Two forms of a dump are of one moment: that of the first file, or of the last call where
     that is later. A pickle names the frames of its stacks before it is written.
     """
+    if len(own) == 1:
+        return [*own]
     forms: dict[Path, list[RankCalls]] = {}
     for dump in own:
         forms.setdefault(dump.path.parent / _name(dump), []).append(dump)

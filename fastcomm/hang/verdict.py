@@ -68,6 +68,7 @@ class Judge:
     spread_s: int = 0
     holds_silent: bool = True
     waits: WaitGraph = field(init=False)
+    _moments: dict[int, int | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         ranks = self.job.ranks.values()
@@ -169,6 +170,11 @@ class Judge:
         the first file of the job was written, all states were about to be taken, too. Clocks
         of hosts differ, so that the first file moves another by a few seconds at most.
         """
+        if calls.rank not in self._moments:
+            self._moments[calls.rank] = self._moment(calls)
+        return self._moments[calls.rank]
+
+    def _moment(self, calls: RankCalls) -> int | None:
         latest = calls.latest
         if latest >= (calls.written + 1) * _SECOND:
             return None
@@ -772,9 +778,10 @@ def _is_root(call: RankCall) -> bool:
 
 def _is_beyond_timeout(calls: RankCalls, now: int) -> bool:
     """Return whether a call would be open for longer than its timeout, which ends it."""
-    own = calls.calls
-    is_open = ~calls.done & (own.retired != 1) & (own.created != NULL) & (own.timeout > 0)
-    return bool(((now - own.created) // _MS - _SLOWEST_MS > own.timeout)[is_open].any())
+    own, at = calls.calls, calls.open
+    created, timeout = own.created[at], own.timeout[at]
+    is_open = (own.retired[at] != 1) & (created != NULL) & (timeout > 0)
+    return bool((((now - created) // _MS - _SLOWEST_MS > timeout) & is_open).any())
 
 
 _GATHERS_OF_LISTS = ("allgather", "allgatherv")
