@@ -24,8 +24,9 @@ WHOLE, CUT, FOREIGN, BROKEN = range(4)
 STATUS, OFFSET, ROOT, NODES, STACKED, MARKS, LINKS = range(7)
 
 # A number; begin and length of a text; first and last link of a container. Then a hash of the
-# content: equal for equal numbers, texts, and lists or tuples of these, in any file.
-_A, _B, _H = 0, 1, 2
+# content: equal for equal numbers, texts, and lists or tuples of these, in any file. A
+# dictionary has the number of its links in that place.
+_A, _B, _H, _NUMBER = 0, 1, 2, 2
 HASH = _H
 # The opcodes that dumps need, by their names in `pickletools`.
 _PROTO = 0x80
@@ -151,7 +152,7 @@ def _append_all(
 ) -> int:
     """Append stacked nodes to the chain of a container; return the number of links.
 
-    They are added to the hash of lists and tuples; dictionaries have none.
+    They are added to the hash of lists and tuples, and to the number of a dictionary.
     """
     node, value, links = tree
     if low == high:
@@ -160,7 +161,9 @@ def _append_all(
         value[chain, _A] = count
     else:
         links[value[chain, _B], 1] = count
-    if node[chain] != DICT:
+    if node[chain] == DICT:
+        value[chain, _NUMBER] += high - low
+    else:
         h = value[chain, _H]
         for k in range(low, high):
             h = mixed(h, value[stack[k], _H])
@@ -196,9 +199,10 @@ def _lowest(opcode: int, height: int, marks: Ints, marked: int) -> int:
 
 
 @kernel
-def _empty(value: Ints, item: int) -> None:
+def _empty(node: Ints, value: Ints, item: int, kind: int) -> None:
     """Make a node an empty container."""
-    value[item, _A], value[item, _B], value[item, _H] = NONE, NONE, HASH_BEGIN
+    node[item], value[item, _A], value[item, _B] = kind, NONE, NONE
+    value[item, _H] = 0 if kind == DICT else HASH_BEGIN
 
 
 @kernel
@@ -297,7 +301,7 @@ def scan(
                 h = hash_of_text(text, begin, size)
                 value[nodes, _A], value[nodes, _B], value[nodes, _H] = begin, size, h
             else:
-                _empty(value, nodes)
+                _empty(node, value, nodes, kind)
             stack[height] = nodes
             height, nodes = height + 1, nodes + 1
             if kind == INTEGER and size > _WIDEST:
@@ -324,8 +328,7 @@ def scan(
             target = NONE
             if does == _COLLECTS and low >= 0:
                 target = nodes
-                node[target] = kind
-                _empty(value, target)
+                _empty(node, value, target, kind)
                 nodes += 1
             elif low >= 1 and (marked == 0 or low > marks[marked - 1]):
                 target = stack[low - 1]
@@ -475,32 +478,37 @@ def rows(
     """
     node, value, links = tree
     names, bounds, numbers = fields
-    row, steps = 0, 0
+    row, steps, count = 0, 0, len(bounds) - 1
     link = value[chain, _A]
     while link != NONE:
         item = links[link, 0]
         if node[item] != DICT:
             return ~row
         at = value[item, _A]
-        while at != NONE:
+        # The links of most are one behind the other, which is faster than to look them up.
+        is_run = at != NONE and value[item, _B] - at + 1 == value[item, _NUMBER]
+        end = value[item, _B] + 1 if is_run else NONE
+        while at != end:
             steps += 1
             if steps > len(text):
                 return ~row
-            key, content = links[at, 0], links[links[at, 1], 0]
-            at = links[links[at, 1], 1]
-            if node[key] != TEXT:
-                continue
-            if place[key] == NONE:
-                place[key] = _field_of(text, value, key, names, bounds)
-            if place[key] == len(bounds) - 1:
-                continue
+            after = at + 1 if is_run else links[at, 1]
+            key, content = links[at, 0], links[after, 0]
+            at = after + 1 if is_run else links[after, 1]
+            column = place[key]
+            if column == NONE:
+                column = count
+                if node[key] == TEXT:
+                    column = _field_of(text, value, key, names, bounds)
+                place[key] = column
             kind = node[content]
-            if place[key] < numbers and kind == INTEGER:
-                out[place[key], row] = value[content, _A]
-            elif place[key] < numbers and kind in (TRUE, FALSE):
-                out[place[key], row] = int(kind == TRUE)
-            elif place[key] >= numbers and kind in (TEXT, LIST, TUPLE, DICT):
-                out[place[key], row] = content
+            if column < numbers:
+                if kind == INTEGER:
+                    out[column, row] = value[content, _A]
+                elif kind in (TRUE, FALSE):
+                    out[column, row] = int(kind == TRUE)
+            elif column < count and kind >= TEXT:
+                out[column, row] = content
         row += 1
         link = links[link, 1]
     return row

@@ -109,6 +109,21 @@ def test_long_lists_of_ranks_are_those_of_their_own_dump(tmp_path):
         assert len(read(path).config[0].ranks) == size
 
 
+def test_a_call_whose_items_lie_apart_is_the_same_call(tmp_path):
+    content = pickletools.optimize(pickle.dumps(dump(CALL, CALL), 2))
+    key = b"X\x0b\x00\x00\x00input_sizes"
+    apart = content.replace(key, b"u(" + key).replace(
+        b"X\x05\x00\x00\x00state", b"u(X\x05\x00\x00\x00state"
+    )
+    one, two = (
+        read(written(tmp_path, text, f"rank_{rank}"))
+        for rank, text in enumerate((content, apart))
+    )
+    assert len(apart) > len(content)
+    assert np.array_equal(one.calls.columns, two.calls.columns)
+    assert arguments(one.path, 0) == arguments(two.path, 0)
+
+
 NAMES = st.sampled_from(["nccl:all_reduce", "gloo:barrier", "nccl:send 0->1"])
 SHAPES = st.lists(st.lists(st.integers(0, 1 << 40), max_size=3), max_size=3)
 
