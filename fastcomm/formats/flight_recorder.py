@@ -129,7 +129,8 @@ class Calls:
         """Return the calls of the columns of all fields: the last six are pairs."""
         single, pairs = columns[:-6], columns[-6:]
         values = [*single, *zip(pairs[::2], pairs[1::2], strict=True)]
-        return cls(**dict(zip(_COLUMNS, values, strict=True)), names=names)
+        fields: dict[str, Any] = dict(zip(_COLUMNS, values, strict=True))
+        return cls(**fields, names=names)
 
     def take(self, rows: Ints) -> "Calls":
         """Return some of the calls, without those between."""
@@ -223,7 +224,12 @@ def read(path: Path) -> Dump:
     if rank is None:
         raise NoDumpError(f"{path}: no rank in the name")
     text, (written, has_time), is_cut = _content(path)
-    source = {"rank": rank, "path": path, "written": written, "has_time": has_time}
+    source: dict[str, Any] = {
+        "rank": rank,
+        "path": path,
+        "written": written,
+        "has_time": has_time,
+    }
     if text[:1] == b"\x80":
         return _of_pickle(text, is_cut=is_cut, **source)
     if text[:1] in (b"{", b"["):
@@ -508,7 +514,7 @@ def _calls(
 
     def column(*keys: str) -> Ints:
         """Return the first of some columns that a row has."""
-        values = rows[_PLACE[keys[0]]]
+        values: Ints = rows[_PLACE[keys[0]]]
         for key in keys[1:]:
             values = np.where(values == NULL, rows[_PLACE[key]], values)
         return values

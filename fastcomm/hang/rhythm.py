@@ -179,7 +179,7 @@ def out_of_rhythm(
 
     First those that leave their own, by calls in a row that no rank like them makes; then, if
     they need not be certain, those that alone make calls in a row, as few as tell them from
-    others; then all that leave theirs.
+    others; then all that leave theirs, unless every rank does.
     """
     own = [_RankRhythm(job, rank) for rank in _rarest(job, ranks)]
     place = {of.rank: at[0] for of in own if (at := left_at(of.token)) is not None}
@@ -192,7 +192,7 @@ def out_of_rhythm(
         alone = [of.rank for of in own if of.is_alone(length)]
         if 0 < len(alone) < len(own):
             return alone
-    return [*place]
+    return [*place] if len(place) < len(own) else []
 
 
 def unusual(job: DumpedJob, places: Mapping[int, int]) -> list[int]:

@@ -621,6 +621,11 @@ class Judge:
             if odd := rhythm.out_of_rhythm(self.job, ranks):
                 kind = "p2p_unmatched" if self._leads_by_messages(odd) else "order"
                 return self._answer(kind, odd, self._first_held(odd))
+            messages = [stop for stop in stops if stop.number is None]
+            if len(messages) == 1 and not is_message and {*messages[0].pair} <= {*ranks}:
+                # One side left it out, or the other made one too many.
+                pair = messages[0].pair
+                return self._answer("p2p_unmatched", pair, messages[0], confidence="low")
             counts = Counter(rank for stop in stops for rank in self.waits.holders[stop])
             most = max(counts[rank] for rank in ranks)
             likely = [rank for rank in ranks if counts[rank] == most]

@@ -17,7 +17,7 @@ HANG_FAULTS = (
     *("mismatch_op", "mismatch_size", "mismatch_dtype", "mismatch_root"),
     *("p2p_unmatched", "p2p_order", "group_creation"),
 )
-SIZE_FAULTS = ("p2p_size",)  # apart: agents were measured on draws from the others
+MESSAGE_FAULTS = ("p2p_size", "p2p_extra")  # apart: agents were measured on the others
 HEALTHY = ("running", "finished", "straggler")
 _STEPS = 4
 _ORDER = ("order", "mismatch_op", "mismatch_size", "mismatch_dtype")
@@ -108,6 +108,7 @@ class _Planter:
             "p2p_unmatched": self._message_left_out,
             "p2p_order": self._both_send,
             "p2p_size": self._message_size,
+            "p2p_extra": self._extra_message,
             "group_creation": self._group_creation,
             "running": self._healthy,
             "finished": self._healthy,
@@ -286,6 +287,26 @@ class _Planter:
         pair = sorted((self.rank, absent.peer))
         return self._result(
             self._changed(turns),
+            "p2p_unmatched",
+            [self.rank],
+            [("p2p_unmatched", pair), ("order", [self.rank]), ("p2p_order", pair)],
+        )
+
+    def _extra_message(self) -> PlantedHang:
+        """A rank makes a message that nobody takes or gives, in a batch or behind it."""
+        own = self.last[self.rank]
+        place = self._place(lambda turn: turn.calls[0].is_message)
+        turn = own[place]
+        more = self.random.choice(turn.calls)
+        is_inside = len(turn.calls) > 1 and self.random.choice((True, False))
+        turns = (
+            [replace(turn, calls=(*turn.calls, more))]
+            if is_inside
+            else [turn, replace(turn, calls=(more,))]
+        )
+        pair = sorted((self.rank, more.peer))
+        return self._result(
+            self._changed([*own[:place], *turns, *own[place + 1 :]]),
             "p2p_unmatched",
             [self.rank],
             [("p2p_unmatched", pair), ("order", [self.rank]), ("p2p_order", pair)],
