@@ -43,9 +43,10 @@ KIND, NAME, PROCESS, THREAD, START, STOP, OFFSET, DETAIL, POSITION, ARGS = range
 KEEP_NONE, KEEP_ALL, KEEP_NAMED, KEEP_LONG = range(4)
 LONG = 20_000
 # A selection is one column: these cells; then, at the places in them, a table of categories and
-# one of args; how each kind is kept; pairs of a prefix of names (eight bytes) and its mask.
+# one of args; how each kind is kept; pairs of a prefix of names (eight bytes) and its mask. The
+# last cell is whether flow events are kept, instead of others.
 _KINDS, _LAST_KIND, ARG_KEYS, LAST_ARG, _KEEP, OTHER = range(6)
-_PREFIXES, _PREFIXES_END, COLUMNS, DETAILS, _HEAD = range(6, 11)
+_PREFIXES, _PREFIXES_END, COLUMNS, DETAILS, FLOWS, _HEAD = range(6, 12)
 
 # A thread or process that is text, not a number: this minus the code of the text.
 TEXT_LANE = -(1 << 62)
@@ -81,6 +82,7 @@ class ScanColumns(NamedTuple):
     detail_numbers: list[bytes]  # args that are integers and that few events have
     detail_texts: list[bytes]  # args of few events, any value as text
     aliases: tuple[tuple[bytes, bytes], ...] = ()  # other names of args, and the names above
+    flows: bool = False  # flow events rather than complete ones; `json_flows` has their columns
 
     def width(self) -> int:
         """Return the columns of a row, with room to clear eight at a time."""
@@ -105,10 +107,11 @@ class ScanColumns(NamedTuple):
         head = np.zeros(_HEAD, np.int64)
         head[[_KINDS, ARG_KEYS, _KEEP, _PREFIXES, _PREFIXES_END]] = ends
         head[[_LAST_KIND, LAST_ARG]] = [len(table) // SLOT - 1 for table in tables]
-        head[[OTHER, COLUMNS, DETAILS]] = (
+        head[[OTHER, COLUMNS, DETAILS, FLOWS]] = (
             len(self.keep) - 1,
             first + len(self.detail_texts),
             ARGS + len(self.numbers),
+            self.flows,
         )
         return np.concatenate([head, *parts])
 

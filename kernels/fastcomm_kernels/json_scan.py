@@ -21,7 +21,16 @@ from fastcomm_kernels._llvm import (
     trailing_zeros,
 )
 from fastcomm_kernels.arrays import Ints
-from fastcomm_kernels.json_events import INVALID, KIND, OFFSET, POSITION, Into, read_event
+from fastcomm_kernels.json_events import (
+    FLOWS,
+    INVALID,
+    KIND,
+    OFFSET,
+    POSITION,
+    Into,
+    read_event,
+)
+from fastcomm_kernels.json_flows import read_flow
 from fastcomm_kernels.json_text import (
     CLOSE,
     CLOSE_LIST,
@@ -186,7 +195,11 @@ def scan(
             return ROWS_FULL
         end = ~i
         if byte(text, i) == OPEN:
-            end = read_event(text, i, plan, Into(index, pool, cells, row * columns))
+            into = Into(index, pool, cells, row * columns)
+            if get(plan, FLOWS):
+                end = read_flow(text, i, plan, into)
+            else:
+                end = read_event(text, i, plan, into)
             if end >= 0:
                 end = checked_end(text, i, end, n, last)
         elif byte(text, i) == CLOSE_LIST:

@@ -8,7 +8,7 @@ category for kernels and copies, and the categories of new devices are unknown.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from fastcomm.formats import communication
 from fastcomm.formats.kineto import envelope
 from fastcomm.formats.kineto.chrome import Scanned, Selection, scan_file
 from fastcomm.formats.kineto.graph_nodes import NODE_ARGS, waits_by_arrows, with_order
+from fastcomm.formats.kineto.launches import ArrowEnds, flow_events, join_launches
 from fastcomm.formats.kineto.sizes import PREFIXES
 from fastcomm.formats.stream import CutShortError, blocks
 from fastcomm.trace.host_names import COLLECTIVE_PREFIXES
@@ -228,22 +229,26 @@ def scan(
     if selection.positions:
         scanned = with_order(scanned, partial(waits_by_arrows, path, scanned))
     is_strange = (scanned.columns["kind"] >= _BY_NAME).any()
-    scanned, unknown_work = settled(scanned, selection, marks)
+    arrows = partial(flow_events, path, scanned)
+    scanned, unknown_work = settled(scanned, selection, marks, arrows)
     if is_strange and not np.isin(scanned.columns["kind"], _WORK).any():
         envelope.refuse(path)
     return scanned, unknown_work
 
 
 def settled(
-    scanned: Scanned, selection: Selection, marks: str | None
+    scanned: Scanned,
+    selection: Selection,
+    marks: str | None,
+    arrows: Callable[[], ArrowEnds | None] = lambda: None,
 ) -> tuple[Scanned, UnknownWork]:
-    """Settle the kind of events that only their name tells, as `scan` does.
+    """Settle what only names and numbers tell, as `scan` does: kinds, launches, streams.
 
-    Kinds are written in place.
+    Columns are written in place. `arrows` returns flow events from calls to device work.
     """
     kind = scanned.columns["kind"]
     kind[_marks_among_operators(scanned, marks)] = KIND["annotation"]
-    _join_by_external_id(scanned.columns)
+    join_launches(scanned.columns, KIND["runtime"], (*_WORK, _BY_NAME), arrows)
     _restore_streams(scanned)
     _name_copies(scanned)
     _name_choices(scanned)
@@ -287,22 +292,6 @@ def _match(names: Mapping[int, str], regex: str) -> list[int]:
     """Return the codes of the names in which a regular expression is found."""
     flags = regexes.matches(pa.array(list(names.values()), pa.string()), regex)
     return [code for code, flag in zip(names, flags.to_pylist(), strict=True) if flag]
-
-
-def _join_by_external_id(columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Set the correlation of calls and device work to their common id, if none has any.
-
-    ROCm builds of 2024 write no correlation. There an "External id" joins a call with its work,
-    as the flow events between them do. Ids of 0 and less join nothing: writers mean none.
-    """
-    correlation, external = columns["correlation"], columns["External id"]
-    kind = columns["kind"]
-    calls, work = kind == KIND["runtime"], np.isin(kind, (*_WORK, _BY_NAME))
-    if correlation.max(initial=NULL) <= 0:
-        common = np.intersect1d(external[calls], external[work])
-        if common.max(initial=NULL) > 0:
-            correlation[calls | work] = external[calls | work]
-    correlation[(calls | work) & (correlation <= 0)] = NULL
 
 
 def _restore_streams(scanned: Scanned) -> None:

@@ -43,6 +43,7 @@ class Selection:
     detail_args: Sequence[str]  # args that are integers and that few events have
     detail_texts: Sequence[str]  # args that are texts and that few events have
     positions: bool = False  # whether to keep the index of each event among all in the file
+    flows: bool = False  # flow events rather than complete ones, with the args of `json_flows`
 
     @cached_property
     def scan_columns(self) -> json_events.ScanColumns:
@@ -54,6 +55,7 @@ class Selection:
             numbers=[name.encode() for name in self.row_args],
             detail_numbers=[name.encode() for name in self.detail_args],
             detail_texts=[name.encode() for name in self.detail_texts],
+            flows=self.flows,
         )
 
     @cached_property

@@ -57,7 +57,7 @@ class ProcessDevice:
     @property
     def label(self) -> str:
         """What a tool that merges traces put before its process; else empty."""
-        return _label(self.process)
+        return label_of(self.process)
 
     def __str__(self) -> str:
         """Return "GPU 2 of process 71"."""
@@ -140,7 +140,7 @@ def _busy(scanned: Scanned, kernels: Ints, lane: Ints, lanes: Ints) -> Ints:
         of.append(np.full(len(own), n))
     every = np.concatenate(rows)
     duration = (columns["stop"] - columns["start"])[every].clip(0)
-    labels = [_label(_text(code, scanned.texts)) for code in lanes[0].tolist()]
+    labels = [label_of(_text(code, scanned.texts)) for code in lanes[0].tolist()]
     return busy(np.concatenate(of), duration, labels)
 
 
@@ -161,7 +161,7 @@ def _launchers(scanned: Scanned, rows: Ints) -> Ints:
     device = _numbers(columns)
     kernels = np.flatnonzero(columns["kind"] == KIND["kernel"])
     lanes = np.unique(np.stack([columns["process"][kernels], device[kernels]]), axis=1)
-    if len(hosts) <= lanes.shape[1] or any(_label(_text(c, scanned.texts)) for c in lanes[0]):
+    if len(hosts) <= lanes.shape[1] or any(label_of(_text(c, scanned.texts)) for c in lanes[0]):
         return nothing
     of_kernel, result = _launching(columns, kernels, calls, hosts), nothing
     for process, number in lanes.T.tolist():
@@ -294,10 +294,11 @@ def of_one_rank(scanned: Scanned) -> tuple[Scanned, tuple[ProcessDevice, ...], t
 
 def _siblings(names: Mapping[int, str], device: ProcessDevice) -> list[int]:
     """Return the processes of events that have the label of a device, or none either."""
-    return [code for code, name in names.items() if _label(name) == device.label]
+    return [code for code, name in names.items() if label_of(name) == device.label]
 
 
-def _label(process: str) -> str:
+def label_of(process: str) -> str:
+    """Return what a tool that merges traces put before the number of a process; else ""."""
     match = _LABEL.match(process)
     return match[0] if match else ""
 
@@ -330,8 +331,8 @@ class _Hosts:
 
     def of(self, process: str, kernels: Ints) -> tuple[str, ...]:
         """Return the processes that launched the kernels of a device; empty if unknown."""
-        if label := _label(process):
-            return tuple(name for name in self.calls if _label(name) == label)
+        if label := label_of(process):
+            return tuple(name for name in self.calls if label_of(name) == label)
         if len(self.calls) < 2:  # noqa: PLR2004
             return tuple(self.calls)
         likely = [name for name in self.calls if self._launched(name, kernels) >= _LAUNCHED]

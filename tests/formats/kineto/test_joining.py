@@ -1,13 +1,15 @@
-"""Test launches without correlation, as ROCm builds of 2024 write them."""
+"""Test launches without correlation: by external id, as ROCm builds of 2024, or by arrows."""
 
 import json
+from time import process_time
 
+import numpy as np
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
 
 from fastcomm.formats.assembly import TraceOptions
-from fastcomm.formats.kineto import reader
+from fastcomm.formats.kineto import categories, reader
 
 
 def renamed(row, name):
@@ -19,18 +21,23 @@ def renamed(row, name):
     return {**row, "args": args}
 
 
-def flows(rows):
+def flow(row, number, **other):
+    """An end of an arrow, at the begin of an event."""
+    place = {key: row[key] for key in ("pid", "tid", "ts")}
+    phase = {"ph": "f", "bp": "e"} if row["cat"] == "kernel" else {"ph": "s"}
+    return {**phase, "cat": "ac2g", "name": "ac2g", "id": number, **place, **other}
+
+
+def flows(rows, number=int, **other):
     for row in rows:
-        if (number := row["args"].get("correlation")) is not None:
-            place = {key: row[key] for key in ("pid", "tid", "ts")}
-            phase = "f" if row["cat"] == "kernel" else "s"
-            yield {"ph": phase, "cat": "ac2g", "name": "ac2g", "id": number, **place}
+        if (correlation := row["args"].get("correlation")) is not None:
+            yield flow(row, number(correlation), **other)
 
 
 def job(name):
     """Four steps whose kernels begin in the middle of a step, after both launches of the step.
 
-    Returns them with correlations, and with these under another name.
+    Returns them with correlations, and with these under another name, or without.
     """
     rows = []
     for step in range(4):
@@ -48,7 +55,7 @@ def job(name):
             k.kernel("Cijk_gemm", start + 4000, 5000, correlation=number),
             k.kernel("ncclDevKernel_Generic", start + 9100, 800, 1, correlation=number + 1),
         ]
-    return rows, [*(renamed(row, name) for row in rows), *flows(rows)]
+    return rows, [renamed(row, name) for row in rows]
 
 
 def read(path, events, whole=False):
@@ -116,3 +123,126 @@ def test_numbers_that_stand_for_none_join_nothing(tmp_path, name, number):
     )
     assert found.iterations.equals(expected.iterations)
     assert found.events["correlation"].null_count == found.events.num_rows
+
+
+def drawn(rows, bare, ends, place):
+    """The events without correlations, and the arrows before, behind or between them."""
+    ends = list(ends)
+    if place == "between":
+        return [event for k, row in enumerate(bare) for event in (row, *ends[k : k + 1])]
+    return [*ends, *bare] if place == "before" else [*bare, *ends]
+
+
+def assert_joined(trace, expected):
+    assert trace.comm.drop_columns(["event"]).equals(expected.comm.drop_columns(["event"]))
+    assert trace.device_iterations.equals(expected.device_iterations)
+    assert trace.iterations.equals(expected.iterations)
+    assert trace.meta.warnings == expected.meta.warnings
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("place", ["before", "between", "behind"])
+@pytest.mark.parametrize(
+    ("number", "other"),
+    [
+        (int, {}),
+        (hex, {"cat": "async_cpu_to_gpu"}),
+        (str, {"bp": None}),
+        (lambda number: number % 2, {}),
+        (lambda number: {"global": hex(number)}, {"args": {"id": 1, "cat": "kernel"}}),
+    ],
+    ids=["numbers", "hexadecimal", "texts", "used-again", "global"],
+)
+def test_arrows_alone_join_calls_and_kernels(tmp_path, number, other, place, whole):
+    rows, bare = job(None)
+    expected = read(tmp_path / "rank0.json", rows, whole)
+    events = drawn(rows, bare, flows(rows, number, **other), place)
+    assert_joined(read(tmp_path / "rank1.json", events, whole), expected)
+
+
+def test_arrows_join_lanes_that_have_names(tmp_path):
+    def lanes(rows):
+        names = ("pid", "tid")
+        return [{**row, **{name: f"lane {row[name]}" for name in names}} for row in rows]
+
+    rows, bare = job(None)
+    expected = read(tmp_path / "rank0.json", lanes(rows))
+    ends = [{**flow(rows[1], 5), "tid": "no lane"}, *lanes(flows(rows))]
+    assert_joined(read(tmp_path / "rank1.json", [*ends, *lanes(bare)]), expected)
+
+
+def test_an_arrow_without_an_enclosing_kernel_ends_at_the_next(tmp_path):
+    rows, bare = job(None)
+    expected = read(tmp_path / "rank0.json", rows)
+    ends = [
+        {**end, "bp": None, "ts": end["ts"] - (7 if end["ph"] == "f" else 0)}
+        for end in flows(rows)
+    ]
+    assert_joined(read(tmp_path / "rank1.json", [*bare, *ends]), expected)
+
+
+def test_ends_of_arrows_without_a_partner_change_nothing(tmp_path):
+    rows, bare = job(None)
+    expected = read(tmp_path / "rank0.json", rows)
+    mark, call, _, _, gemm, _ = rows[:6]
+    strange = [
+        *(flow(call, 1), flow(gemm, 2), flow(mark, 3)),  # one end, and no call
+        {**flow(gemm, 7000), "ts": 3999},  # before every kernel, and inside of none
+        *({**flow(call, 7000), key: None} for key in ("ts", "ph", "cat", "id")),
+        {**flow(call, 7000), "ph": "t"},
+        {**flow(call, 7001), "cat": "fwdbwd"},
+    ]
+    events = [*strange, *bare, *flows(rows), *strange]
+    assert_joined(read(tmp_path / "rank1.json", events), expected)
+
+
+def test_an_id_of_several_processes_joins_nothing(tmp_path):
+    rows, bare = job(None)
+    unjoined = read(tmp_path / "rank0.json", bare)
+    other = [{**row, "pid": 200} for row in rows if row["cat"] == "cuda_runtime"]
+    trace = read(tmp_path / "rank1.json", [*bare, *flows(rows), *flows(other)])
+    assert trace.meta.warnings == unjoined.meta.warnings
+
+
+@pytest.mark.parametrize("name", ["correlation", "External id"])
+def test_arrows_are_not_read_where_numbers_join(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(categories, "flow_events", lambda *_: pytest.fail("arrows are read"))
+    rows, named = job("External id")
+    events = rows if name == "correlation" else named
+    assert len(read(tmp_path / "rank0.json", [*events, *flows(rows)]).iterations) == 4
+
+
+@pytest.mark.parametrize("number", [0, None])
+def test_arrows_join_what_external_ids_leave(tmp_path, number):
+    """As of calls outside of operators, whose external id is none."""
+    rows, named = job("External id")
+    expected = read(tmp_path / "rank0.json", rows)
+    bare = [
+        {**row, "args": {**row["args"], "External id": number}} if place % 6 in (1, 4) else row
+        for place, row in enumerate(named)
+    ]
+    assert read(tmp_path / "rank1.json", bare).device_iterations != expected.device_iterations
+    assert_joined(read(tmp_path / "rank2.json", [*bare, *flows(rows)]), expected)
+
+
+def test_numbers_of_launches_by_arrows_do_not_overflow(tmp_path):
+    rows, bare = job(None)
+    expected = read(tmp_path / "rank0.json", rows)
+    bare[2]["args"]["correlation"] = (1 << 63) - 1  # of an operator
+    assert_joined(read(tmp_path / "rank1.json", [*bare, *flows(rows)]), expected)
+
+
+def test_arrows_of_one_id_take_linear_time(tmp_path):
+    def seconds(count):
+        calls = [renamed(k.launch(3 * n, 1), None) for n in range(count)]
+        kernels = [renamed(k.kernel("gemm", 3 * n + 1, 1), None) for n in range(count)]
+        path = k.write(tmp_path / "rank0.json", [*calls, *kernels, *(
+            flow(row, 1) for row in (*calls, *kernels)
+        )])  # fmt: skip
+        begun = process_time()
+        trace = reader.read(path, TraceOptions())
+        assert len(np.unique(trace.events["correlation"].to_numpy())) == count
+        return process_time() - begun
+
+    seconds(100)
+    assert seconds(40_000) < 16 * seconds(10_000)
