@@ -494,7 +494,8 @@ def on_device_clock(
 
     An iteration begins where its mark does, or later: where the device ends the work of the one
     before, or begins its own, whichever is first. It lasts to the next one, and the last one to
-    the end of its mark or of its work, whichever is later; so does an iteration before a pause.
+    the end of its mark or of the work of all iterations, whichever is later; so does one before
+    a pause, with the work of those before it.
     Work launched between a mark and the next that follows it is of the first. An iteration
     without device work is idle, but left out before the first and behind the last with work.
     Iterations by the period of collectives stay as they are; a whole trace lasts from its
@@ -533,13 +534,13 @@ def on_device_clock(
     before = _end_of_earlier(work, int(iterations.start[busy[0]]), int(first[0]))
     start = np.minimum(first, np.append(before, ended[:-1]))
     start = np.maximum.accumulate(np.maximum(start, iterations.start[places]))
-    stop = np.maximum(last, iterations.stop[places])
+    stop = np.maximum(np.maximum.accumulate(last), iterations.stop[places])
     is_followed = _is_followed(iterations)[places[:-1]]
     stop[:-1] = np.where(is_followed, start[1:], np.minimum(stop[:-1], start[1:]))
     rows = np.flatnonzero((places < count) & (stop > start))
     used = places[rows]
-    pauses = np.flatnonzero(~is_followed & (places[1:] < count))
-    gaps = start[1:][pauses] - stop[:-1][pauses]
+    gaps = start[1:] - stop[:-1]
+    pauses = np.flatnonzero((gaps > 0) & (places[1:] < count))
     return Iterations(
         number=iterations.number[used],
         start=start[rows],
@@ -551,7 +552,7 @@ def on_device_clock(
                 "time of their own on the device",
                 iterations.number[np.setdiff1d(places[places < count], used)],
             ),
-            *_pauses(iterations.number[places], pauses, gaps),
+            *_pauses(iterations.number[places], pauses, gaps[pauses]),
             *_launched_before(work, int(iterations.number[busy[0]]), start[0], stop[0]),
         ),
     )

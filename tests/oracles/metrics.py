@@ -101,7 +101,7 @@ def windows_on_device(marks, work):
 
     The boundary before a step is max(begin of its mark, min(its first device work, end of the
     last device work of the step before)). A step that no other follows ends with its mark, or
-    with its last device work, if that is later.
+    with the last device work of the steps so far, if that is later.
     """
     busy = []
     for mark, following in zip(marks, [*marks[1:], None], strict=True):
@@ -127,6 +127,7 @@ def windows_on_device(marks, work):
         if (start < first_work if launch is None else launch < first_mark["start"])
     ]
     found, before = [], max(queued, default=-float("inf"))
+    latest = -float("inf")
     for mark, first, last in busy:
         begin = max(mark["start"], before if first is None else min(first, before))
         # Choice: a step does not begin before the one before it.
@@ -135,8 +136,9 @@ def windows_on_device(marks, work):
             found[-1]["stop"] = begin
         elif found:
             found[-1]["stop"] = min(found[-1]["stop"], begin)
-        stop = mark["stop"] if last is None else max(mark["stop"], last)
-        found.append({**mark, "start": begin, "stop": stop})
+        # Choice: also of steps before, whose work would be in no step otherwise.
+        latest = latest if last is None else max(latest, last)
+        found.append({**mark, "start": begin, "stop": max(mark["stop"], latest)})
         found[-1].update(mark_start=mark["start"], mark_stop=mark["stop"])
         before = before if last is None else last
     return [step for step in found if step["stop"] > step["start"]]

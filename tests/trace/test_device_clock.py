@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.metrics import windows_on_device
 
@@ -73,7 +73,7 @@ def has_work(marks, work):
     ]
 
 
-@given(jobs())
+@given(st.one_of(jobs(), jobs(ahead=st.integers(0, 200))))
 def test_steps_are_those_of_the_definition(job):
     marks, work = job
     if windows_on_device(marks, work) is not None:
@@ -94,6 +94,32 @@ def test_steps_that_follow_each_other_cover_the_recording_exactly_once(job):
         launched = [stop for _, stop, at in work if at is not None and at < marks[-1]["stop"]]
         assert rows[-1][2] >= marks[-1]["stop"]
         assert rows[-1][2] in (marks[-1]["stop"], *launched)
+
+
+@settings(max_examples=500)
+@given(jobs(ahead=st.integers(0, 200)))
+def test_no_work_that_a_step_launched_is_lost(job):
+    """In the step that launched it, or in that in which it runs, also behind the last mark."""
+    marks, work = job
+    if windows_on_device(marks, work) is None:
+        return
+    rows, _ = found_by_kernel(marks, work)
+    busy = has_work(marks, work)
+    for start, stop, launch in work:
+        if launch is not None and any(mark["start"] <= launch < mark["stop"] for mark in busy):
+            inside = (max(min(stop, end) - max(start, begin), 0) for _, begin, end in rows)
+            assert sum(inside) == stop - start
+
+
+def test_the_last_step_lasts_to_the_end_of_all_work():
+    """The step before queued more than the last one waits for."""
+    marks = [
+        {"number": 5, "start": 0, "stop": 10, "place": 0},
+        {"number": 6, "start": 10, "stop": 13, "place": 1},
+    ]
+    work = [(2, 12, 1), (12, 22, 1), (11, 12, 10)]
+    rows, _ = found_by_kernel(marks, work)
+    assert rows == [(5, 0, 11), (6, 11, 22)] == of(marks, work)
 
 
 @pytest.mark.parametrize("steps", range(1, 21))
@@ -132,3 +158,14 @@ def test_what_is_launched_between_marks_that_follow_is_of_the_first():
     work += [(at + 8, at + 12, at + 7) for at in (0, 10, 100, 110)]
     rows, _ = found_by_kernel(marks, work)
     assert rows == [(5, 0, 11), (6, 11, 16), (15, 100, 111), (16, 111, 116)]
+
+
+def test_a_pause_of_no_time_is_none():
+    """The work of the step before fills it."""
+    marks = [
+        {"number": number, "start": at, "stop": at + 10, "place": place}
+        for place, (number, at) in enumerate([(27, 0), (34, 20)])
+    ]
+    rows, notes = found_by_kernel(marks, [(1, 40, 1), (40, 50, 21)])
+    assert rows == [(27, 0, 40), (34, 40, 50)]
+    assert notes == ()
