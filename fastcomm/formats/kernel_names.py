@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
 from fastcomm.trace.host_names import HOST_LIBRARIES
 
@@ -72,6 +72,7 @@ _SPELLINGS = {
     "localrank": r"local ?rank",
     "broadcast": r"b ?cast",
     "matmul": r"mat mul",
+    "zerocopy": r"zero ?copy",
 }
 _TERMS = tuple(_SPELLINGS)
 _SPELLING = re.compile(
@@ -410,7 +411,7 @@ LIBRARIES = (
         scopes=("nvshmem", "rocshmem"),
         prefixes=("nvshmem", "rocshmem"),
         exceptions=_phrases({"rma": "SendRecv", "reduce": "AllReduce", "init": ALONE}),
-        operations=COMMUNICATION,
+        operations=EXPERTS,
         default="OTHER",
     ),
     # Collectives on a stream, whose kernels do not have the name of the library.
@@ -619,6 +620,12 @@ LIBRARIES = (
     ),
     # Others, by namespace
     Library(
+        name="CUTLASS",
+        scopes=("cutlass::distributed",),
+        local=LOCAL,
+        operations=COMMUNICATION,
+    ),
+    Library(
         name="torchcomms",
         scopes=("comms", "meta::comms", "ctran", "ncclx"),
         local=LOCAL,
@@ -708,6 +715,13 @@ LIBRARIES = (
         default="AllToAll",
     ),
 )
+# Namespaces of libraries inside of those without communication.
+_EXCEPTED = tuple(
+    f"{scope}::"
+    for library in LIBRARIES
+    for scope in library.scopes
+    if scope.partition("::")[0] in _COMPUTE_SCOPES
+)
 # Words of namespaces in which functions communicate.
 _COMMUNICATING = _set(
     "comm comms communication collective collectives distributed dist ep nccl rccl ccl xccl",
@@ -735,6 +749,8 @@ _INSIDE = _set(
 _NAMESAKES = [[name, *kernel] for name in _COLLECTIVES for kernel in ((), ("kernel",))]
 # Words that leave it to the namespace what a function does.
 _NAMELESS = _set("kernel global main impl run")
+# Words before the name of a collective that leave it to that name what a function does.
+_PLAIN = _set("simple basic naive hybrid")
 # Words of what a kernel does beside a collective.
 _FUSING = _set("fusion norm rmsnorm rms layernorm")
 
@@ -758,7 +774,7 @@ def _recognized(name: str) -> Named | None:
         op = _operation(_spaced(host[2]), COMMUNICATION)
         return Named(library=host[1], op=op if isinstance(op, str) else "OTHER")
     symbol = parse(name)
-    if not symbol.function or not _COMPUTE_SCOPES.isdisjoint(symbol.scopes[:1]):
+    if not symbol.function or _is_compute(symbol):
         return None
     text = _spaced(symbol.function)
     library, op = _attribute(symbol, text)
@@ -776,7 +792,13 @@ def is_local(name: str) -> bool:
     text = _spaced(symbol.function)
     library, op = _attribute(symbol, text)
     is_known = library in LIBRARIES or not LOCAL.isdisjoint(text.split())
-    return not _COMPUTE_SCOPES.isdisjoint(symbol.scopes[:1]) or (op == ALONE and is_known)
+    return _is_compute(symbol) or (op == ALONE and is_known)
+
+
+def _is_compute(symbol: Symbol) -> bool:
+    """Return whether a kernel is in a namespace without communication."""
+    is_compute = not _COMPUTE_SCOPES.isdisjoint(symbol.scopes[:1])
+    return is_compute and not "::".join((*symbol.scopes, "")).startswith(_EXCEPTED)
 
 
 def _spaced(identifier: str) -> str:
@@ -871,7 +893,8 @@ def _is_collective(symbol: Symbol, text: str, function: frozenset[str]) -> bool:
     they are called must be nothing that one device does.
     """
     parts = text.split()
-    if parts[:2] in _NAMESAKES or len(function & _COLLECTIVES.keys()) > 1:
+    named = list(dropwhile(_PLAIN.__contains__, parts))
+    if named[:2] in _NAMESAKES or len(function & _COLLECTIVES.keys()) > 1:
         return True
     first = next((part for part in parts if part != "fused"), "")
     if first in _COLLECTIVES and not function.isdisjoint(_FUSING):

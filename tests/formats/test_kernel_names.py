@@ -104,7 +104,19 @@ COMMUNICATION = {
     "void push_pull_halos_1d_kernel<float>(x)": "SendRecv",
     "persistent_all_gather": "AllGather",
     "kernel_inter_node_p2p_for_same_local_rank": "SendRecv",
+    "void mscclpp::collective::allreduceRsAgZeroCopy<8, (mscclpp::ReduceOp)0, float>(x)": (
+        "AllReduce"
+    ),
+    "void mscclpp::collective::allgatherNvlsZeroCopy<float>(x)": "AllGather",
+    "void mscclpp::collective::allreduceNvlsWithCopy2<float>(x)": "AllReduce",
+    "void mscclpp::collective::alltoallvFullmesh<float>(x)": "AllToAll",
+    "void cutlass::distributed::kernel::full_barrier_kernel<8, unsigned int>(x)": "Barrier",
+    "_ZN7cutlass11distributed6kernel19full_barrier_kernelILi8EjEEvPT0_": "Barrier",
+    "void rocshmem::internode_ll::dispatch<true, 3, 10, 7168>(void*)": "AllToAll",
     # of no known library
+    "void HybridAlltoAllKernel<float>(ncclWindow_st*, unsigned long)": "AllToAll",
+    "void simpleAllReduceKernel<float>(ncclWindow_st*, unsigned long)": "AllReduce",
+    "naive_hybrid_reduce_scatter(x)": "ReduceScatter",
     "void acme::collectives::AllToAllV<4>(x)": "AllToAll",
     "void acme::ep::dispatch<4>(x)": "AllToAll",
     "acme::comm::barrier_kernel(x)": "Barrier",
@@ -145,7 +157,12 @@ ALONE = [
     "void run<ncclDevKernel_AllReduce, deep_ep::intranode::dispatch<8>>(nccl::all_reduce)",
     "_Z3runIN7deep_ep9intranode8dispatchEEvT_",
     "_ZN4mine3runI22ncclDevKernel_SendRecvEEvN4uccl8dispatchE",
+    "void cutlass::device_kernel<cutlass::distributed::kernel::Wrapper<x>>(y)",
+    "void cutlass::distributed::kernel::gemm_kernel<x>(y)",
     # words that have two meanings
+    "void simpleBlockAllReduceKernel<float>(x)",
+    "void hybrid_softmax_all_reduce_kernel<float>(x)",
+    "void zeroCopyKernel<float>(x)",
     "void at::native::all_gather_like<float>(x)",
     "void block_all_reduce_sum_f32_kernel<256>(x)",
     "void all_reduce_sum_f16x8_pack_kernel<128>(x)",
