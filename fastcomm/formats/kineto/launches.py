@@ -17,7 +17,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.formats.kineto.chrome import Scanned, Selection, scan_file
 from fastcomm.formats.kineto.devices import label_of
 from fastcomm.trace.columns import alike, first_seen
-from fastcomm.trace.events import enclosing
+from fastcomm.trace.events import enclosing, outermost
 from fastcomm_kernels import json_flows
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 from fastcomm_kernels.json_events import KEEP_ALL, KEEP_NONE, TEXT_LANE
@@ -33,6 +33,8 @@ _FLOWS = Selection(
     flows=True,
 )
 _FAR = 1 << 62  # numbers that are lower can be counted on
+_KINDS = 1 << 7  # more than there are kinds
+_DENSE = 16  # times as many numbers as launches can be counted one by one
 _Columns = dict[str, NDArray[Any]]
 
 
@@ -73,10 +75,13 @@ def join_launches(
     correlation, external, kind = (
         columns[name] for name in ("correlation", "External id", "kind")
     )
-    is_call, is_work = kind == calls, np.isin(kind, work)
-    is_none = correlation <= 0
-    correlation[(is_call | is_work) & is_none] = NULL
-    if (is_call & ~is_none).any() and (is_work & ~is_none).any():
+    is_call, is_work = kind == calls, np.bincount(work, minlength=_KINDS)[kind] > 0
+    is_numbered = correlation > 0
+    if (is_none := (is_call | is_work) & ~is_numbered).any():
+        correlation[is_none] = NULL
+    numbered = np.flatnonzero(is_call & is_numbered)
+    if len(numbered) and (is_work & is_numbered).any():
+        _number_reused(columns, numbered)
         return
     of_call, of_work = np.flatnonzero(is_call), np.flatnonzero(is_work)
     if not len(of_call) or not len(of_work):
@@ -90,13 +95,57 @@ def join_launches(
         _join_by_arrows(columns, of_call, of_work[~by_id], ends)
 
 
+def _number_reused(columns: _Columns, calls: Ints) -> None:
+    """Give the launches of one correlation numbers of their own, if it is used again.
+
+    It is if calls of one process have it one after the other, not one inside of the other, and
+    each has work.
+    """
+    correlation, start = columns["correlation"], columns["start"]
+    repeated = _repeated(correlation[calls])
+    process = columns["process"][calls]
+    if not len(repeated) or (process != process[0]).any():
+        return
+    rows = np.flatnonzero(np.isin(correlation, repeated))
+    is_call = np.isin(rows, calls)
+    calls, others = rows[is_call], rows[~is_call]
+    code, of_other = (np.searchsorted(repeated, correlation[own]) for own in (calls, others))
+    first = outermost((code.astype(np.int32), start[calls], columns["stop"][calls]))
+    launches = code[first], start[calls[first]]
+    launch = _begins(launches, (of_other, start[others]))
+    count, used = (
+        np.bincount(code[first[own]], minlength=len(repeated))
+        for own in (np.arange(len(first)), np.unique(launch[launch != NONE]))
+    )
+    is_reused = (count > 1) & (used == count)
+    numbers = _first_free(correlation) + np.arange(len(first))
+    around = _last_before(launches, (code, start[calls]))
+    for own, key, place in ((calls, code, around), (others, of_other, launch)):
+        chosen = is_reused[key] & (place != NONE)
+        correlation[own[chosen]] = numbers[place[chosen]]
+
+
+def _repeated(ids: Ints) -> Ints:
+    """Return the numbers that some positive numbers contain more than once, ascending."""
+    least = int(ids.min())
+    if int(ids.max()) - least < _DENSE * len(ids):  # without a sort
+        return least + np.flatnonzero(np.bincount(ids - least) > 1)
+    ids = np.sort(ids)
+    return np.unique(ids[1:][ids[1:] == ids[:-1]])
+
+
+def _first_free(correlation: Ints) -> int:
+    """Return a number from which on none is in use."""
+    last = int(correlation.max(initial=0))
+    return last + 1 if 0 < last < _FAR else 1
+
+
 def _join_by_arrows(columns: _Columns, calls: Ints, work: Ints, ends: ArrowEnds) -> None:
     """Set the correlation of launches by arrows to that of the call, or to a new number."""
     correlation = columns["correlation"]
     place = _calls_by_arrows(columns, calls, work, ends)
     work, call = work[place != NONE], calls[place[place != NONE]]
-    last = int(correlation.max(initial=0))
-    new = (last if 0 < last < _FAR else 0) + 1 + place[place != NONE]
+    new = _first_free(correlation) + place[place != NONE]
     number = np.where(correlation[call] > 0, correlation[call], new)
     correlation[call] = number
     correlation[work] = number
@@ -163,26 +212,24 @@ def _calls_by_arrows(columns: _Columns, calls: Ints, work: Ints, ends: ArrowEnds
     """Return the place among `calls` of the launch of each row of `work`, or NONE.
 
     An arrow begins at the innermost call around its begin, and ends at the work around its end,
-    or at the next one on its lane. Of several begins with one key, the last before the end
-    counts; of several arrows to one kernel, the last.
+    or at the next one on its lane. Of several arrows to one kernel, the last counts.
     """
     lanes = (
         np.concatenate([columns[name][calls], columns[name][work], getattr(ends, name)])
         for name in ("process", "thread")
     )
-    _, lane = first_seen(*lanes)
+    lane = first_seen(*lanes)[1].astype(np.int32)
     of_call, of_work, of_end = np.split(lane, [len(calls), len(calls) + len(work)])
     start, stop = columns["start"], columns["stop"]
-    moment = of_end, ends.time, ends.time
-    inside = enclosing((of_work, start[work], stop[work]), moment)
-    target = np.where(ends.is_inside, inside, _next((of_work, start[work]), moment[:2]))
-    source = enclosing((of_call, start[calls], stop[calls]), moment)
+    moments = of_end, ends.time, ends.time
+    inside = enclosing((of_work, start[work], stop[work]), moments)
+    following = _next((of_work, start[work]), (of_end, ends.time))
+    target = np.where(ends.is_inside, inside, following)
+    source = enclosing((of_call, start[calls], stop[calls]), moments)
 
     begins = np.flatnonzero(ends.is_begin & (source != NONE))
     stops = np.flatnonzero(~ends.is_begin & (target != NONE))
-    begin = _last_before(
-        (ends.key[begins], ends.time[begins]), (ends.key[stops], ends.time[stops])
-    )
+    begin = _begins((ends.key[begins], ends.time[begins]), (ends.key[stops], ends.time[stops]))
     stops, begin = stops[begin != NONE], begins[begin[begin != NONE]]
     order = np.argsort(ends.time[stops], kind="stable")
     call = np.full(len(work), NONE, np.int64)
@@ -190,7 +237,30 @@ def _calls_by_arrows(columns: _Columns, calls: Ints, work: Ints, ends: ArrowEnds
     return call
 
 
-_Points = tuple[Ints, Ints]  # group and time of each
+_Points = tuple[Ints | NDArray[np.int32], Ints]  # group and time of each
+
+
+def _begins(points: _Points, moments: _Points) -> Ints:
+    """Return which point of its group leads to each moment; NONE if it has none.
+
+    In a group with as many moments as points, each leads to one, in order, if none is later;
+    else the last one before the moment does.
+    """
+    (group, time), (of_moment, at) = points, moments
+    before = _last_before(points, moments)
+    if not len(time) or not len(at):
+        return before
+    size = int(max(group.max(), of_moment.max())) + 1
+    count, moment_count = (np.bincount(own, minlength=size) for own in (group, of_moment))
+    order, sequence = np.lexsort((time, group)), np.lexsort((at, of_moment))
+    shift = (np.cumsum(count) - np.cumsum(moment_count))[of_moment[sequence]]
+    is_paired = (count == moment_count)[of_moment]
+    place = np.where(is_paired[sequence], np.arange(len(at)) + shift, 0)
+    paired = np.empty(len(at), np.int64)
+    paired[sequence] = order[place]
+    is_late = np.zeros(size, np.bool_)
+    is_late[of_moment[time[paired] > at]] = True
+    return np.where(is_paired & ~is_late[of_moment], paired, before)
 
 
 def _next(points: _Points, moments: _Points) -> Ints:
@@ -211,10 +281,9 @@ def _places(
 ) -> tuple[Ints, Ints]:
     """Return the order of points by group and time, and the place of each moment in it."""
     times = np.unique(points[1])
-    own, sought = (
-        group * (len(times) + 1) + np.searchsorted(times, time, side=which)
-        for (group, time), which in ((points, "left"), (moments, side))
-    )
+    width = np.int64(len(times) + 1)
+    own = points[0] * width + np.searchsorted(times, points[1])
+    sought = moments[0] * width + np.searchsorted(times, moments[1], side=side)
     order = np.argsort(own, kind="stable")
     return order, np.searchsorted(own[order], sought)
 

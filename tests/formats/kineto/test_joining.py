@@ -232,6 +232,51 @@ def test_numbers_of_launches_by_arrows_do_not_overflow(tmp_path):
     assert_joined(read(tmp_path / "rank1.json", [*bare, *flows(rows)]), expected)
 
 
+def queued(again):
+    """Four steps that are launched at once; kernels run later, four of each step.
+
+    Correlations are used again after so many launches; 0: never.
+    """
+    rows, count = [], 0
+    for step in range(4):
+        rows.append(k.mark(f"ProfilerStep#{step}", 100 * step, 100))
+        for n in range(4):
+            number = 1 + (count % again if again else count)
+            rows.append(k.launch(100 * step + 10 * n + 1, number, dur=5))
+            at = 300 + 1000 * step + 200 * n
+            rows.append(k.kernel("gemm", at, 150, correlation=number))
+            count += 1
+    return rows
+
+
+@pytest.mark.parametrize("again", [1, 2, 4, 8])
+@pytest.mark.parametrize("whole", [False, True])
+def test_correlations_that_are_used_again_join_launches_in_order(tmp_path, again, whole):
+    expected = read(tmp_path / "rank0.json", queued(0), whole)
+    trace = read(tmp_path / "rank1.json", queued(again), whole)
+    assert_joined(trace, expected)
+
+
+def test_arrows_whose_ids_are_used_again_join_launches_in_order(tmp_path):
+    expected = read(tmp_path / "rank0.json", queued(0))
+    rows = queued(4)
+    bare = [renamed(row, None) for row in rows]
+    assert_joined(read(tmp_path / "rank1.json", [*bare, *flows(rows)]), expected)
+
+
+def test_calls_of_one_launch_keep_its_correlation(tmp_path):
+    """A call inside of another, and calls on two threads, of one kernel."""
+    rows = [
+        *(k.launch(10, 5, dur=9), k.launch(12, 5, dur=3), k.launch(60, 5, tid=2)),
+        *(k.launch(30, 6), k.launch(33, 6), k.launch(40, 7)),
+        k.kernel("gemm", 80, 5, correlation=5),
+        k.kernel("gemm", 90, 5, correlation=6),
+        k.kernel("gemm", 95, 5, correlation=7),
+    ]
+    trace = read(tmp_path / "rank0.json", rows)
+    assert sorted(trace.events["correlation"].to_pylist()) == [5, 5, 5, 5, 6, 6, 6, 7, 7]
+
+
 def test_arrows_of_one_id_take_linear_time(tmp_path):
     def seconds(count):
         calls = [renamed(k.launch(3 * n, 1), None) for n in range(count)]
