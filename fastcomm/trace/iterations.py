@@ -36,6 +36,7 @@ _LEAST_SHARE = 0.01  # of the device time of a step, to be worth a warning
 _DIGITS, _SEPARATORS = "0123456789", " _:#-"
 _EMPTY = 0.01  # of the median step
 _NO_PAUSE = 0.01  # of a step: marks that are not further apart follow each other
+_UNUSUAL = 10  # times the median time between marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -553,6 +554,7 @@ def on_device_clock(
                 iterations.number[np.setdiff1d(places[places < count], used)],
             ),
             *_pauses(iterations.number[places], pauses, gaps[pauses]),
+            *_long_gaps(iterations, places[places < count]),
             *_launched_before(work, int(iterations.number[busy[0]]), start[0], stop[0]),
         ),
     )
@@ -607,6 +609,26 @@ def _pauses(number: Ints, pauses: Ints, gaps: Ints) -> list[str]:
     if len(pauses) > 1:
         times = f"{format_ns(int(gaps.sum()))} in {len(pauses)} pauses, the longest {times}"
     return [f"the recorded steps do not follow each other: {times} are in no step"]
+
+
+def _long_gaps(iterations: Iterations, places: Ints) -> list[str]:
+    """Return a note on the longest time between marks that follow each other, if it is unusual.
+
+    It is if it is longer than the marks around it, and many times as long as others.
+    """
+    start, stop = iterations.start[places], iterations.stop[places]
+    gap = np.where(_is_followed(iterations)[places[:-1]], start[1:] - stop[:-1], 0)
+    if not len(gap):
+        return []
+    longest = int(np.argmax(gap))
+    around = int((stop - start)[longest : longest + 2].max())
+    if gap[longest] <= max(around, _UNUSUAL * float(np.median(gap))):
+        return []
+    one, two = iterations.number[places[longest : longest + 2]].tolist()
+    return [
+        f"{format_ns(int(gap[longest]))} between the marks of {one} and {two} count in {one}, "
+        "as where a job evaluates or saves; --steps selects others"
+    ]
 
 
 def _launched_before(work: DeviceWork, number: int, start: int, stop: int) -> list[str]:

@@ -169,3 +169,29 @@ def test_a_pause_of_no_time_is_none():
     rows, notes = found_by_kernel(marks, [(1, 40, 1), (40, 50, 21)])
     assert rows == [(27, 0, 40), (34, 40, 50)]
     assert notes == ()
+
+
+@pytest.mark.parametrize("gaps", [[0, 3000, 0, 0], [1, 3000, 0, 2]])
+def test_a_long_time_between_marks_that_follow_each_other_is_reported(gaps):
+    """As of an evaluation, which counts in the step before."""
+    marks, at = [], 0
+    for place, gap in enumerate([*gaps, 0]):
+        marks.append({"number": place, "start": at, "stop": at + 10, "place": place})
+        at += 10 + gap
+    work = [(mark["start"] + 1, mark["start"] + 9, mark["start"]) for mark in marks]
+    rows, notes = found_by_kernel(marks, work)
+    assert rows[1] == (1, marks[1]["start"], marks[2]["start"])
+    assert notes == (
+        "3.00 us between the marks of 1 and 2 count in 1, as where a job evaluates or saves; "
+        "--steps selects others",
+    )
+
+
+@pytest.mark.parametrize("gaps", [[3000, 3000, 3000], [11, 9, 10], [9, 0, 0]])
+def test_usual_times_between_marks_are_not_reported(gaps):
+    marks, at = [], 0
+    for place, gap in enumerate([*gaps, 0]):
+        marks.append({"number": place, "start": at, "stop": at + 10, "place": place})
+        at += 10 + gap
+    work = [(mark["start"] + 1, mark["start"] + 9, mark["start"]) for mark in marks]
+    assert found_by_kernel(marks, work)[1] == ()
