@@ -35,7 +35,8 @@ def call(ts, name, elements, group="0", dtype="Float", tid=1):
     )  # fmt: skip
 
 
-def launched(ts, correlation, op, tid=1, **args):
+def launched(ts, number, op, tid=1, **args):
+    correlation = number + 1  # 0 stands for none
     kernel = k.kernel(KERNELS[op], ts + 3, 4, stream=20, correlation=correlation, **args)
     return [k.launch(ts, correlation, tid=tid), kernel]
 
