@@ -81,8 +81,8 @@ def communicates(event, trace):
 
 
 def launch_of(event, events):
-    number = event["args"].get("correlation")
-    calls = (e for e in events if e["cat"] in RUNTIME and number is not None)
+    number = event["args"].get("correlation", 0)
+    calls = (e for e in events if e["cat"] in RUNTIME and number > 0)
     return next((e for e in calls if e["args"].get("correlation") == number), None)
 
 

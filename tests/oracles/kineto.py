@@ -163,7 +163,7 @@ def comm_events(trace):
     """All communication events of one trace, in the order of the file."""
     launches, hosts, by_id = {}, {}, {}
     for event in trace["events"]:
-        if event["cat"] in RUNTIME and "correlation" in event["args"]:
+        if event["cat"] in RUNTIME and event["args"].get("correlation", 0) > 0:
             launches.setdefault(event["args"]["correlation"], event)
         elif event["cat"] in HOST:
             hosts.setdefault((event["pid"], event["tid"]), []).append(event)

@@ -46,7 +46,7 @@ def device_events(trace):
     """[(start, stop, start of the launch or None)] of all device work."""
     launches = {}
     for event in trace["events"]:
-        if event["cat"] in RUNTIME and "correlation" in event["args"]:
+        if event["cat"] in RUNTIME and event["args"].get("correlation", 0) > 0:
             launches.setdefault(event["args"]["correlation"], event["start"])
     return [
         (e["start"], e["stop"], launches.get(e["args"].get("correlation")))
