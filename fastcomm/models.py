@@ -80,9 +80,15 @@ class Experts:
     ffn: int  # width of an expert
     shared: int = 0  # total width of the experts that every token visits
     dense_layers: int = 0  # first layers, which have an MLP instead
-    node_limit: int = 0  # most nodes that the experts of a token may lie on; 0 is no limit
-    groups: int = 0  # of experts, of which a token takes `node_limit`; 0 is unknown
+    node_limit: int = 0  # most groups that the experts of a token may lie in; 0 is no limit
+    groups: int = 0  # of experts, of which a token takes `node_limit`; 0 is one per node
     has_bias: bool = False  # biases of the products, and a clamped gated unit, as in GPT-OSS
+
+    def gate(self, nodes: int) -> tuple[int, int]:
+        """Return the groups of experts, and those of a token; (1, 1) is no limit."""
+        groups = self.groups or nodes
+        limited = min(groups, self.node_limit or groups)
+        return (1, 1) if limited == groups else (groups, limited)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,6 @@ from fastcomm_kernels.arrays import Matrix
 
 _CLUSTER = "dgx-h100"
 _PASSES = 2  # the backward pass has a dispatch and a combine of gradients
-_GATE_NODES = 4  # of the law "gate": nodes that a token may go to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +301,8 @@ def _layer(
 
 def _recipe(layer: ModelLayer, experts: Experts, shape: WorkloadOptions) -> Recipe:
     """Return the recipe of one layer; its routing is that of `shape`, else of the model."""
-    law = "gate" if experts.node_limit == _GATE_NODES else "uniform"
+    groups, top_groups = experts.gate(layer.domains)
+    law = "uniform" if groups == 1 else "gate"
     sizes = {
         "num_nodes": layer.domains,
         "gpus_per_node": layer.ranks // layer.domains,
@@ -318,7 +318,10 @@ def _recipe(layer: ModelLayer, experts: Experts, shape: WorkloadOptions) -> Reci
     routing = shape.recipe_values()
     if "zipf_alpha" in routing:
         law = "zipf"
-    return Recipe.of(**{"law": law, **routing, **sizes})
+    values = {"law": law, **routing, **sizes}
+    if values["law"] == "gate" and groups > 1 and "expert_groups" not in routing:
+        values = {"expert_groups": groups, "top_groups": top_groups, **values}
+    return Recipe.of(**values)
 
 
 def _links(cluster: Cluster) -> GpuLinks:
@@ -334,7 +337,7 @@ def _shape(layer: ModelLayer, recipe: Recipe, sms: int | None) -> ExchangeShape:
 
     A token is limited to some domains only if the routing of `recipe` limits it.
     """
-    is_limited = recipe.law == "gate"
+    groups, top_groups = recipe.gate
     return ExchangeShape(
         tokens=layer.tokens_per_gpu,
         hidden=layer.hidden,
@@ -343,8 +346,8 @@ def _shape(layer: ModelLayer, recipe: Recipe, sms: int | None) -> ExchangeShape:
         ranks=layer.ranks,
         domain=layer.ranks // layer.domains,
         sms=sms,
-        groups=layer.domains if is_limited else 1,
-        top_groups=min(_GATE_NODES, layer.domains) if is_limited else 1,
+        groups=groups,
+        top_groups=top_groups,
     )
 
 

@@ -85,6 +85,19 @@ class WorkloadOptions(CheckedOptions):
         not_with=("law uniform", "law gate", "law bimodal", "compat seed"),
     )
 
+    expert_groups: int | None = option_field(
+        "Groups of experts in a row (with --law gate). Default: one per node.",
+        group=WORKLOAD,
+        limits=Range(0, MOST_EXPERTS),
+        needs=("law gate",),
+    )
+    top_groups: int | None = option_field(
+        "Groups that the experts of a token lie in (with --law gate). Default: 4 at most.",
+        group=WORKLOAD,
+        limits=Range(0, MOST_EXPERTS),
+        needs=("law gate",),
+    )
+
     def recipe_values(self) -> dict[str, Any]:
         """Return the fields of a `Recipe` that these options set."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

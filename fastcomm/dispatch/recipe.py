@@ -24,6 +24,8 @@ from fastcomm.option_fields import CheckedOptions, build, field_infos
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}
 LAWS: tuple[str, ...] = get_args(Law)
 _MOST_LEGACY_SEED = (1 << 32) - 1
+_TOP_GROUPS = 4  # of DeepSeek-V3
+_OF_LAWS = ("zipf_alpha", "distinct", "shuffle", "expert_groups", "top_groups")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Recipe(CheckedOptions):
     law: Literal["seed", "table"] | Law = "zipf"
     distinct: Distinct = "uniform"
     shuffle: bool = False
+    expert_groups: int = 0  # of the law "gate"; 0 is one per node
+    top_groups: int = 0  # groups of a token, of the law "gate"; 0 is 4, or all of fewer
 
     def __post_init__(self) -> None:
         """Check the values, each alone and together."""
@@ -72,6 +76,14 @@ class Recipe(CheckedOptions):
         return self.seq_len * self.batch_size
 
     @property
+    def gate(self) -> tuple[int, int]:
+        """Groups of experts, and those that a token goes to; (1, 1) is no limit."""
+        if self.law != "gate":
+            return 1, 1
+        groups = self.expert_groups or self.num_nodes
+        return groups, self.top_groups or min(groups, _TOP_GROUPS)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of a token as it is sent."""
         return self.embed_size * DTYPE_BYTES[self.dtype]
@@ -83,7 +95,7 @@ class Recipe(CheckedOptions):
         Raises ConfigError for a field that is unknown, invalid, or without effect on the law.
         """
         recipe = build(cls, values, "recipe")
-        names = {"zipf_alpha", "distinct", "shuffle"}.intersection(non_default(recipe))
+        names = set(_OF_LAWS).intersection(non_default(recipe))
         own: dict[str, Any] = {name: getattr(recipe, name) for name in names}
         if recipe.law != "table":
             own |= {"compat": "seed"} if recipe.law == "seed" else {"law": recipe.law}
@@ -139,6 +151,14 @@ def _check_law(recipe: Recipe) -> None:
         raise ConfigError(
             f"invalid seed {recipe.seed}: the law `seed` takes at most {_MOST_LEGACY_SEED}"
         )
+    groups, top_groups = recipe.gate
+    if recipe.experts % groups:
+        raise ConfigError(
+            f"invalid expert_groups {groups}: the {recipe.experts} experts cannot be grouped "
+            "evenly"
+        )
+    if top_groups > groups:
+        raise ConfigError(f"invalid top_groups {top_groups}: there are {groups} groups")
     if recipe.law in {"seed", "zipf"} and recipe.zipf_alpha <= 1:
         raise ConfigError(
             f"invalid zipf_alpha {recipe.zipf_alpha}: an unbounded Zipf law needs more than 1; "

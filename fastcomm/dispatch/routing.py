@@ -19,7 +19,6 @@ _COIN = 2.0**32
 # Least probability from which the last distinct expert of a token may be drawn.
 _LEAST = 1e-5
 _CHUNK = 1 << 16
-_GATE_NODES = 4
 _HOT_RANKS = 2
 _HOT_SHARE = 0.9
 _WORD = (1 << 64) - 1
@@ -210,9 +209,8 @@ def _draw_function(recipe: Recipe, src: Ids, popularity: Sequence[float] | None)
     has the weight of each expert, for the law "popularity" only.
     """
     if recipe.law == "gate":
-        gate = recipe.num_nodes, min(recipe.num_nodes, _GATE_NODES)
         equal = np.ones((1, recipe.experts)), np.zeros(len(src), np.int32)
-        return _weighted_draw(*equal, gate, recipe)
+        return _weighted_draw(*equal, recipe.gate, recipe)
     if recipe.law == "bimodal":
         return _weighted_draw(*_bimodal(recipe, src), (1, 1), recipe)
     law = shares(recipe, popularity)

@@ -20,6 +20,7 @@ import numpy as np
 
 from fastcomm.errors import ConfigError
 from fastcomm.files import parsed_toml
+from fastcomm.hardware.expert_gate import places_of_token
 from fastcomm.hardware.gpus import FloatArray, gpu, gpu_sheet
 
 ShapeValue = float | FloatArray
@@ -65,7 +66,8 @@ FAMILIES = {
 class ExchangeShape:
     """What is exchanged by which ranks; fields are numbers, or arrays that broadcast.
 
-    With `groups`, experts are in as many groups, and a token goes to `top_groups` of them only.
+    With `groups`, experts are in as many groups, and a token goes to `top_groups` of them only,
+    see `expert_gate`.
     """
 
     tokens: ShapeValue  # of a rank
@@ -89,15 +91,11 @@ class ExchangeShape:
 
     def domains_of_token(self) -> FloatArray:
         """Return the mean number of domains with an expert of a token, its own included."""
-        count = self.domains()
-        near = count * hit_share(self.experts, _floats(self.experts) / count, self.topk)
-        return np.minimum(near, self._reachable())
+        return self._places_of_token(self.domains())
 
     def ranks_of_token(self) -> FloatArray:
         """Return the mean number of ranks with an expert of a token, its own included."""
-        share = np.minimum(1.0, self._reachable() / self.domains())
-        ranks, experts = _floats(self.ranks), _floats(self.experts)
-        return share * ranks * hit_share(experts * share, experts / ranks, self.topk)
+        return self._places_of_token(_floats(self.ranks))
 
     def far_copies(self, *, copies: bool) -> FloatArray:
         """Return the mean number of times that a token leaves its domain.
@@ -118,15 +116,23 @@ class ExchangeShape:
         skewed = far * _floats(self.fullest)
         return skewed if copies else np.minimum(skewed, self.domains() - 1)
 
-    def _reachable(self) -> FloatArray:
-        """Return the mean number of domains with a group of a token."""
-        count = self.domains()
-        own = np.maximum(_floats(self.groups) / count, 1.0)
-        return np.where(
-            _floats(self.groups) > 1,
-            count * hit_share(self.groups, own, self.top_groups),
-            count,
-        )
+    def _places_of_token(self, count: FloatArray) -> FloatArray:
+        """Return the mean number of `count` equal parts with an expert of a token."""
+        is_limited = _floats(self.top_groups) < _floats(self.groups)
+        free = count * hit_share(self.experts, _floats(self.experts) / count, self.topk)
+        if not is_limited.any():
+            return free
+        gate = self.experts, self.groups, self.top_groups, self.topk
+        return np.where(is_limited, _GATED_PLACES(*gate, count), free)
+
+
+def _gated_places(
+    experts: float, groups: float, top_groups: float, topk: float, count: float
+) -> float:
+    return places_of_token(experts, groups, top_groups, int(topk), int(count))
+
+
+_GATED_PLACES = np.vectorize(_gated_places, otypes=[np.float64])
 
 
 def _floats(values: ShapeValue) -> FloatArray:

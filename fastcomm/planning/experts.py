@@ -127,7 +127,7 @@ def exchange_time(plan: Plan, constants: Constants, experts: Experts) -> float:
     if plan.ep <= 1:
         return 0.0
     room = max(1, plan.domain // plan.etp)
-    groups = -(-plan.ep // room) if experts.node_limit else 1
+    groups, top_groups = experts.gate(-(-plan.ep // room))
     tokens, fullest = plan.tokens / plan.tp, fullest_share(plan, experts)
     shape = ExchangeShape(
         tokens=tokens,
@@ -138,7 +138,7 @@ def exchange_time(plan: Plan, constants: Constants, experts: Experts) -> float:
         domain=room,
         fullest=fullest,
         groups=groups,
-        top_groups=min(groups, experts.node_limit or 1),
+        top_groups=top_groups,
     )
     family = next((name for name in _FAMILIES if name in plan.dispatch), "nccl")
     is_fp8 = plan.precision == "fp8_block" and family == "deepep"

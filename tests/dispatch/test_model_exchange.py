@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from oracles import exchange as oracle
 
 from fastcomm.cli.main import main
 from fastcomm.dispatch.model_exchange import compare_kernels
@@ -30,7 +31,9 @@ def of(result, family):
 
 @pytest.mark.parametrize("ep", PUBLISHED)
 def test_deepep_has_the_bandwidths_that_its_authors_publish(ep):
-    deepep = of(compared(ep), "deepep")
+    nodes = ep // 8  # its benchmark has a group of experts on each node
+    routed = WorkloadOptions(law="gate", expert_groups=nodes, top_groups=min(nodes, 4))
+    deepep = of(compared(ep, shape=routed), "deepep")
     for phase, published in zip(deepep.phases.values(), PUBLISHED[ep], strict=True):
         assert phase.bytes_per_s / 1e9 == pytest.approx(published, rel=0.1)
 
@@ -112,6 +115,53 @@ def test_kernels_have_the_routing_of_the_bound(law):
     phase = of(result, "deepep").phases["dispatch"]
     nodes = phase.bytes_per_s * phase.seconds / (512 * 7392)
     assert nodes == pytest.approx({"uniform": 8 * (1 - (7 / 8) ** 8), "gate": 4}[law], rel=0.02)
+
+
+GATE = {"n_group": 8, "topk_group": 4}
+H100 = DispatchOptions(cluster="h100")
+
+
+def config(path, **keys):
+    """A configuration of DeepSeek-V3's shape with other keys."""
+    values = {
+        "model_type": "deepseek_v3",
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "vocab_size": 129280,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+    }
+    path.write_text(json.dumps({**values, **GATE, **keys}))
+    return path
+
+
+@pytest.mark.parametrize("ep", [16, 32, 64, 128])
+@pytest.mark.parametrize("gate", [(8, 4), (8, 2), (16, 3)])
+def test_nodes_of_a_token_are_those_of_the_gate_of_the_model(tmp_path, ep, gate):
+    path = config(tmp_path / "config.json", n_group=gate[0], topk_group=gate[1])
+    result = compared(ep, model=path, tokens_per_gpu=512, network=H100)
+    rng = np.random.default_rng(0)
+    orders = [rng.permutation(256).tolist() for _ in range(2000)]
+    draws = oracle.gate_draws(256, *gate, 8, orders=orders)
+    nodes = ep // 8
+    far = oracle.mean_places(draws, 256, nodes) * (1 - 1 / nodes)
+    size = result.simulation.terms.token_bytes
+    sent = result.simulation.strategies["deepep"].to_dict()["inter_node_bytes"]
+    assert sent / (512 * ep * size) == pytest.approx(far, rel=0.02)
+    phase = of(result, "hybridep").phases["dispatch"]
+    counted = phase.bytes_per_s * phase.seconds / (512 * 14336)
+    assert counted * (1 - 1 / nodes) == pytest.approx(far, rel=0.02)
 
 
 def test_the_tokens_between_ranks_are_all_copies():

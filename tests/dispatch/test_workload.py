@@ -131,6 +131,9 @@ def test_hot_ranks_send_mostly_away():
         ({"zipf_alpha": float("nan")}, "invalid zipf_alpha nan"),
         ({"dtype": "int3"}, "invalid dtype 'int3': expected one of float16"),
         ({"law": "lottery"}, "invalid law 'lottery'"),
+        ({"law": "gate", "expert_groups": 3}, "invalid expert_groups 3: the 8 experts"),
+        ({"law": "gate", "top_groups": 5}, "invalid top_groups 5: there are 2 groups"),
+        ({"law": "uniform", "top_groups": 2}, "top_groups needs law gate"),
         ({"distinct": "never"}, "invalid distinct 'never'"),
     ],
 )

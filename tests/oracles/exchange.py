@@ -35,3 +35,26 @@ def phase_us(costs, work, copies, place, links):
         costs["start_us"] + costs["doubling_us"] * log2(ranks) + costs["pass_ns"] * size / 1e3
     )
     return start + busiest + filling
+
+
+def gate_draws(experts, groups, top_groups, topk, *, best=1, orders):
+    """Experts of a token by order of scores; groups count by their `best` scores."""
+    size = experts // groups
+    for order in orders:
+        score = {expert: place for place, expert in enumerate(order)}
+        ranked = sorted(
+            range(groups),
+            key=lambda group: sum(
+                sorted(score[expert] for expert in range(group * size, (group + 1) * size))[
+                    :best
+                ]
+            ),
+        )
+        inside = [e for e in order if e // size in ranked[:top_groups]]
+        yield inside[:topk]
+
+
+def mean_places(draws, experts, places):
+    """Mean number of places with an expert of a token."""
+    draws = list(draws)
+    return sum(len({e * places // experts for e in draw}) for draw in draws) / len(draws)
