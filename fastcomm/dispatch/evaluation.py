@@ -37,6 +37,7 @@ from fastcomm.hardware.expert_exchange import (
     shipped_ranges,
 )
 from fastcomm.hardware.gpus import FloatArray
+from fastcomm.models import PRESETS
 from fastcomm.result import TableResult
 from fastcomm.units import percent
 
@@ -88,6 +89,8 @@ class ExchangePrediction:
             "measured_on": self.measured_on,
             "nodes": self.domains,
             "ranks": row.ranks,
+            "expert_groups": row.groups[0],
+            "groups": row.groups[1],
             **{name: getattr(row, name) for name in names},
             "dispatch_precision": row.precision,
             "extrapolated": self.extrapolated or None,
@@ -255,7 +258,7 @@ def evaluate_exchanges(
     check_path(path, "evaluate_exchanges: path", 'evaluate_exchanges("deepep.parquet")')
     options = ExchangeOptions(cluster=cluster, calibrate=calibrate)
     cluster = options.cluster or cluster
-    hardware, rows = load(cluster), read_exchanges(Path(path))
+    hardware, rows = load(cluster), read_exchanges(Path(path), _gates())
     if not hardware.gpu:
         raise ConfigError(f"{cluster}: no key gpu, whose kernels would be priced")
     groups = _groups(rows, hardware)
@@ -269,6 +272,15 @@ def evaluate_exchanges(
         calibration=tuple(_changes(fitted)) if calibrate else None,
         held_out=tuple(_held_out(groups, rows)) if calibrate else (),
     )
+
+
+def _gates() -> dict[tuple[int, int, int], tuple[int, int]]:
+    """Return the gates of shipped models with groups, by hidden size, experts and top-k."""
+    return {
+        (model.hidden, one.number, one.top_k): one.gate(one.groups)
+        for model in PRESETS.values()
+        if (one := model.experts) is not None and one.groups
+    }
 
 
 def _groups(rows: Sequence[MeasuredExchange], hardware: Cluster) -> list[ExchangeGroup]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -46,6 +47,7 @@ _EXPERTS = 256  # of a published row that does not say it: DeepSeek-V3's
 _MOST_NODES = 4  # that a token of DeepEP's benchmark goes to
 _NODE_RANKS = 8  # at most, of a node; a larger domain is a rack of several
 _SHAPE = ("tokens", "hidden", "topk", "ranks")
+_OTHERS = ("experts", "nodes", "sms", "expert_groups", "groups")
 _COUNTS = {
     "tokens": Range(1, 1 << 32),
     "hidden": Range(1, 1 << 24),
@@ -53,6 +55,8 @@ _COUNTS = {
     "experts": Range(1, 1 << 20),
     "ranks": Range(1, 1 << 20),
     "nodes": Range(1, 1 << 20),
+    "expert_groups": Range(1, 1 << 20),
+    "groups": Range(1, 1 << 20),
     "sms": Range(0, 1 << 12),
 }
 _TIMES = Range(0, 1e12)  # us, and GB/s
@@ -96,13 +100,19 @@ class MeasuredExchange:
         )
 
 
-def read_exchanges(path: Path) -> list[MeasuredExchange]:
+Gates = Mapping[tuple[int, int, int], tuple[int, int]]
+
+
+def read_exchanges(path: Path, gates: Gates = MappingProxyType({})) -> list[MeasuredExchange]:
     """Read a table of measured expert all-to-alls.
 
     Parameters
     ----------
     path
         A Parquet file, or a CSV file.
+    gates
+        Groups of experts, and those of a token, of models by hidden size, experts and top-k:
+        for rows without such columns, of kernels that are measured with a model's gate.
 
     Returns
     -------
@@ -118,7 +128,7 @@ def read_exchanges(path: Path) -> list[MeasuredExchange]:
     rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     if not rows:
         raise ConfigError(f"{path}: no rows")
-    return [_row(row, f"{path}, row {number}") for number, row in enumerate(rows, 1)]
+    return [_row(row, f"{path}, row {number}", gates) for number, row in enumerate(rows, 1)]
 
 
 def _parquet(path: Path) -> list[dict[str, Any]]:
@@ -141,10 +151,10 @@ def _csv(path: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _row(row: Mapping[str, Any], where: str) -> MeasuredExchange:
+def _row(row: Mapping[str, Any], where: str, gates: Gates) -> MeasuredExchange:
     """Return a checked row; `where` begins its errors."""
     family, gpu = _family(row, where)
-    counts = {name: _count(row, name, where) for name in (*_SHAPE, "experts", "nodes", "sms")}
+    counts = {name: _count(row, name, where) for name in (*_SHAPE, *_OTHERS)}
     if missing := [name for name in _SHAPE if counts[name] is None]:
         raise ConfigError(f"{where}: no {', '.join(missing)}")
     precision = row.get("dtype") or FAMILIES[family].precision
@@ -153,11 +163,12 @@ def _row(row: Mapping[str, Any], where: str) -> MeasuredExchange:
     if "version" in row:
         precision = FAMILIES[family].precision  # `dtype` is that of the row's phase
     shape = {**counts, "experts": counts["experts"] or _EXPERTS, "sms": counts["sms"] or None}
+    columns = shape.pop("expert_groups"), shape.pop("groups")
     if (counts["topk"] or 0) > (shape["experts"] or 0):
         raise ConfigError(f"{where}: topk is {shape['topk']} of {shape['experts']} experts")
-    nodes = (counts["nodes"] or 1) if family.startswith("deepep") else 1
+    model = gates.get(tuple(shape[name] or 0 for name in ("hidden", "experts", "topk")))
     one = MeasuredExchange(
-        groups=(nodes, min(nodes, _MOST_NODES)),
+        groups=_gate(family, columns, shape["nodes"] or 1, model),
         family=family,
         gpu=gpu,
         precision=cast("Precision", precision),
@@ -166,6 +177,31 @@ def _row(row: Mapping[str, Any], where: str) -> MeasuredExchange:
         **cast("dict[str, Any]", shape),
     )
     return _published(one, row, where) if "bandwidth_GBps" in row else one
+
+
+def _gate(
+    family: str,
+    columns: tuple[int | None, int | None],
+    nodes: int,
+    model: tuple[int, int] | None,
+) -> tuple[int, int]:
+    """Return the groups of experts, and those of a token; (1, 1) is no limit.
+
+    Parameters
+    ----------
+    family, nodes
+        Kernels and nodes of the row.
+    columns
+        Both numbers, as the row has them; None is the default.
+    model
+        Both numbers of the model that has the row's shape.
+
+    """
+    kind = FAMILIES[family].gate
+    if columns == (None, None) and kind != "nodes":
+        return model or (1, 1) if kind == "model" else (1, 1)
+    groups = columns[0] or (model[0] if model and kind != "nodes" else nodes)
+    return groups, min(groups, columns[1] or _MOST_NODES)
 
 
 def _published(one: MeasuredExchange, row: Mapping[str, Any], where: str) -> MeasuredExchange:

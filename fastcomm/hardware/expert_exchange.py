@@ -42,15 +42,28 @@ class ExchangeFamily:
     sms: int | None  # SMs that it takes by default; None if its time does not depend on them
     precision: Precision  # of dispatch by default; combine is bf16
     trains: bool = True  # whether trainers use them, and not only servers
+    # Gate of its benchmark: a group of experts per node, a model's, or none.
+    gate: Literal["nodes", "model", "none"] = "none"
 
 
 FAMILIES = {
-    "deepep": ExchangeFamily(title="DeepEP V1, normal", copies=False, sms=20, precision="fp8"),
-    "deepep-ll": ExchangeFamily(
-        title="DeepEP V1, low latency", copies=True, sms=None, precision="fp8", trains=False
+    "deepep": ExchangeFamily(
+        title="DeepEP V1, normal", copies=False, sms=20, precision="fp8", gate="nodes"
     ),
-    "deepep-v2": ExchangeFamily(title="DeepEP V2", copies=False, sms=24, precision="fp8"),
-    "hybridep": ExchangeFamily(title="HybridEP", copies=False, sms=None, precision="bf16"),
+    "deepep-ll": ExchangeFamily(
+        title="DeepEP V1, low latency",
+        copies=True,
+        sms=None,
+        precision="fp8",
+        trains=False,
+        gate="nodes",
+    ),
+    "deepep-v2": ExchangeFamily(
+        title="DeepEP V2", copies=False, sms=24, precision="fp8", gate="nodes"
+    ),
+    "hybridep": ExchangeFamily(
+        title="HybridEP", copies=False, sms=None, precision="bf16", gate="model"
+    ),
     "nccl": ExchangeFamily(title="NCCL all-to-all", copies=True, sms=None, precision="bf16"),
     "trtllm": ExchangeFamily(
         title="TensorRT-LLM all-to-all",

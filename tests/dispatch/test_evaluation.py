@@ -7,7 +7,14 @@ from click.testing import CliRunner
 
 from fastcomm.cli.main import main
 from fastcomm.dispatch.evaluation import evaluate_exchanges
+from fastcomm.dispatch.model_exchange import compare_kernels
+from fastcomm.dispatch.options import DispatchOptions, ModelOptions, WorkloadOptions
 
+HYBRID = """\
+family,nodes,ranks,hidden,topk,experts,tokens,sms,dispatch_us,combine_us{}
+hybridep,4,32,7168,8,256,4096,,3064,3088{}
+hybridep,8,64,7168,8,256,4096,,4626,4398{}
+"""
 HEAD = "mode,nodes,ranks,hidden,topk,experts,tokens,sms,dispatch_us,combine_us\n"
 TOKENS = [512 * number for number in range(1, 9)]
 
@@ -70,3 +77,42 @@ def test_rows_outside_of_the_measurements_are_extrapolated(tmp_path):
     page = tmp_path / "page.html"
     evaluated(str(path), "--html", str(page))
     assert "What is predicted?" in page.read_text()
+
+
+def rows_of(path, *columns):
+    path.write_text(HYBRID.format(*columns))
+    return json.loads(evaluated(str(path), "--cluster", "h100", "--json"))["rows"]
+
+
+def test_kernels_that_are_measured_with_a_gate_have_it_in_evaluate_and_compare(tmp_path):
+    rows = rows_of(tmp_path / "rows.csv", "", "", "")
+    for row in rows:
+        assert (row["expert_groups"], row["groups"]) == (8, 4)
+        for phase in ("dispatch", "combine"):
+            measured = row[f"measured_{phase}_ns"]
+            assert row[f"predicted_{phase}_ns"] == pytest.approx(measured, rel=0.06)
+    options = ModelOptions(model="deepseek-v3", ep=32)
+    compared = compare_kernels(
+        options, WorkloadOptions(), DispatchOptions(cluster="h100"), ("deepep",)
+    )
+    (own,) = (one for one in compared.kernels if one.family == "hybridep")
+    expected = own.phases["dispatch"].seconds * 1e9
+    assert rows[0]["predicted_dispatch_ns"] == pytest.approx(expected, rel=0.02)
+
+
+def test_a_table_may_have_the_groups_of_a_token(tmp_path):
+    usual = rows_of(tmp_path / "usual.csv", "", "", "")
+    same = rows_of(tmp_path / "same.csv", ",groups", ",4", ",4")
+    assert same == usual
+    fewer = rows_of(tmp_path / "fewer.csv", ",groups", ",2", ",2")
+    assert [row["groups"] for row in fewer] == [2, 2]
+    assert fewer[1]["predicted_dispatch_ns"] < 0.6 * usual[1]["predicted_dispatch_ns"]
+    free = rows_of(tmp_path / "free.csv", ",expert_groups,groups", ",1,1", ",1,1")
+    assert free[1]["predicted_dispatch_ns"] > 1.2 * usual[1]["predicted_dispatch_ns"]
+
+
+def test_a_model_without_the_gate_has_no_limit(tmp_path):
+    path = tmp_path / "qwen.csv"
+    path.write_text(HYBRID.format("", "", "").replace("7168,8,256", "4096,8,128"))
+    rows = json.loads(evaluated(str(path), "--cluster", "h100", "--json"))["rows"]
+    assert [(row["expert_groups"], row["groups"]) for row in rows] == [(1, 1), (1, 1)]
