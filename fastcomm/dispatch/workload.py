@@ -22,7 +22,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
-from fastcomm.checks import check_path, check_type
+from fastcomm.checks import check_path, check_type, option_name
 from fastcomm.dispatch.options import WorkloadOptions
 from fastcomm.dispatch.placement import RULES, Placement, at_replicas
 from fastcomm.dispatch.recipe import Recipe
@@ -31,6 +31,7 @@ from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.files import aside
 from fastcomm.option_fields import build
+from fastcomm.units import enumeration
 from fastcomm_kernels.arrays import Ids
 
 _DAMAGE = (OSError, ValueError, TypeError, RecursionError, ConfigError)
@@ -288,10 +289,21 @@ def _experts_alone(path: Path, expert: Ids, options: WorkloadOptions) -> tuple[I
     """Return sources and experts of a table without sources: tokens are spread evenly."""
     if expert.ndim not in {2, 3}:
         raise TraceFileError(f"{path}: shape {expert.shape}; expected [tokens, top-k]")
-    values = options.recipe_values()
-    shape = {name: values[name] for name in _GPUS if name in values}
+    values = _cluster_shape(path, options)
+    shape = {name: values[name] for name in _GPUS}
     recipe = Recipe.of(**shape, seq_len=expert.shape[-2], batch_size=1, topk=1)
     return source_gpus(recipe), expert
+
+
+def _cluster_shape(path: Path, options: WorkloadOptions) -> dict[str, Any]:
+    """Return the values of the options; ConfigError if they lack the cluster's shape."""
+    values = options.recipe_values()
+    if missing := [name for name in _GPUS if name not in values]:
+        raise ConfigError(
+            f"{path}: a routing table does not say the shape of the cluster; add "
+            f"{enumeration([option_name(name) for name in missing])}"
+        )
+    return values
 
 
 def _arrays(path: Path, options: WorkloadOptions) -> tuple[Ids, Ids]:
@@ -320,7 +332,7 @@ def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workl
         "iter_num": 1,
         "law": "table",
     }
-    values = options.recipe_values()
+    values = _cluster_shape(path, options)
     for name, value in fixed.items():
         if name in values and values[name] != value:
             raise ConfigError(f"{path}: {name} is {value}, but the option says {values[name]}")

@@ -138,7 +138,7 @@ def test_the_routing_table_of_a_job_is_simulated(tmp_path):
     found = json.loads(said(f"simulate {path} {shape} --schedules fast --json"))
     assert found["workload"]["law"] == "table"
     assert "GPU 3 is not in 0 to 1" in said(
-        f"simulate {path} --num-nodes 1 --gpus-per-node 2", 1
+        f"simulate {path} --num-nodes 1 --gpus-per-node 2 --experts-per-gpu 4", 1
     )
 
 

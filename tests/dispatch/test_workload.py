@@ -229,6 +229,21 @@ def test_a_table_of_a_job_is_read_from_numpy_and_parquet(tmp_path):
     assert [layer.expert[0].tolist() for layer in opened.layers()] == [[0, 7], [2, 3]]
 
 
+@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.parquet"])
+def test_a_table_without_the_shape_of_the_cluster_is_refused(tmp_path, name):
+    path, expert = tmp_path / name, np.array([[0], [1]])
+    if name == "a.npz":
+        npz(path, src_gpu=np.array([0, 1]), target_experts=expert)
+    elif name == "a.npy":
+        np.save(path, expert)
+    else:
+        pq.write_table(pa.table({"src": [0, 1], "expert": pa.array(expert.tolist())}), path)
+    with pytest.raises(FastcommError, match=r"shape of the cluster; add --num-nodes, --gpus-"):
+        workload.open_workload(path)
+    with pytest.raises(FastcommError, match=r"add --experts-per-gpu$"):
+        workload.open_workload(path, replace(SHAPE, experts_per_gpu=None))
+
+
 def test_tokens_without_sources_are_distributed_evenly(tmp_path):
     np.save(tmp_path / "a.npy", np.array([[0], [7], [3], [1]]))
     (layer,) = workload.open_workload(tmp_path / "a.npy", SHAPE).layers()
