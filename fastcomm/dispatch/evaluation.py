@@ -32,6 +32,7 @@ from fastcomm.hardware.expert_exchange import (
     ExchangeCosts,
     ExchangePhase,
     Scope,
+    check_sms,
     measured_gpu,
     shipped_costs,
     shipped_ranges,
@@ -39,7 +40,7 @@ from fastcomm.hardware.expert_exchange import (
 from fastcomm.hardware.gpus import FloatArray
 from fastcomm.models import PRESETS
 from fastcomm.result import TableResult
-from fastcomm.units import percent
+from fastcomm.units import counted, percent
 
 NS = 1e9  # nanoseconds per second
 _RATES = ("predicted_bandwidth_bytes_per_s", "measured_bandwidth_bytes_per_s")
@@ -286,6 +287,8 @@ def _gates() -> dict[tuple[int, int, int], tuple[int, int]]:
 def _groups(rows: Sequence[MeasuredExchange], hardware: Cluster) -> list[ExchangeGroup]:
     """Return the groups of rows; raise ConfigError for one without constants."""
     gpus = hardware.gpus_per_node
+    for number, row in enumerate(rows, 1):
+        _check_row(row, f"row {number}", hardware)
     groups = exchange_groups(rows, hardware.gpu, gpus, hardware.bw_node / gpus)
     for group in groups:
         if measured_gpu(group.family, group.gpu, group.scope) is None:
@@ -294,6 +297,18 @@ def _groups(rows: Sequence[MeasuredExchange], hardware: Cluster) -> list[Exchang
                 f"{group.places[0] + 1}); kernels were not measured there"
             )
     return groups
+
+
+def _check_row(row: MeasuredExchange, where: str, hardware: Cluster) -> None:
+    """Raise ConfigError for ranks or SMs that the cluster does not have; `where` begins it."""
+    room, ranks = hardware.gpus_per_node, row.ranks
+    is_uneven = row.nodes is None and ranks > room and ranks % room
+    if is_uneven or (row.nodes is not None and ranks > row.nodes * room):
+        nodes = "" if row.nodes is None else f" on {counted(row.nodes, 'node')}"
+        raise ConfigError(
+            f"{where}: {ranks} ranks{nodes}; a node of {hardware.name} has {room} GPUs"
+        )
+    check_sms(row.sms, row.gpu or hardware.gpu, where)
 
 
 _Key = tuple[str, str, Scope, ExchangePhase]  # GPU, family, scope, phase

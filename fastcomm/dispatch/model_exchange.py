@@ -31,6 +31,7 @@ from fastcomm.hardware.expert_exchange import (
     ExchangeShape,
     PhaseTime,
     Precision,
+    check_sms,
     exchange_time,
     token_bytes,
 )
@@ -231,6 +232,7 @@ def compare_kernels(
     cluster, model = clusters.load(name), load_model(str(options.model))
     experts = _experts(model, options)
     layer = _layer(options, model, experts, cluster)
+    check_sms(options.sms, cluster.gpu, "sms")
     workload = Workload.of(_recipe(layer, experts, shape))
     dispatched = options.dispatch_precision or "fp8"
     terms = terms_for(

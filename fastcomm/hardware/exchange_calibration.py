@@ -8,6 +8,8 @@ Times are in seconds, sizes in bytes; NaN is unknown in arrays.
 import csv
 import io
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -60,6 +62,7 @@ _COUNTS = {
     "sms": Range(0, 1 << 12),
 }
 _TIMES = Range(0, 1e12)  # us, and GB/s
+_OTHER_UNITS = re.compile(r"(dispatch|combine|latency)(_notify)?_(ns|ms|s)")
 _SCALE = 0.05  # relative error from which on a measurement counts less
 _LEAST, _MOST = 1e-9, 1e6  # of a fitted constant
 
@@ -128,6 +131,10 @@ def read_exchanges(path: Path, gates: Gates = MappingProxyType({})) -> list[Meas
     rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     if not rows:
         raise ConfigError(f"{path}: no rows")
+    for name in rows[0]:
+        if match := _OTHER_UNITS.fullmatch(name):
+            start = name.removesuffix(match[3])
+            raise ConfigError(f"{path}: column {name}: expected times in us, as {start}us")
     return [_row(row, f"{path}, row {number}", gates) for number, row in enumerate(rows, 1)]
 
 
@@ -146,9 +153,18 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 def _csv(path: Path) -> list[dict[str, Any]]:
     try:
         text = files.text(path, most=_LARGEST)
-        return list(csv.DictReader(io.StringIO(text, newline="")))
+        lines = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
     except csv.Error as error:
         raise ConfigError(f"{path}: {error}") from error
+    header = lines[0] if lines else []
+    if twice := [name for name, count in Counter(header).items() if count > 1]:
+        raise ConfigError(f"{path}: column {twice[0]} is there twice")
+    for number, line in enumerate(lines[1:], 1):
+        if len(line) != len(header):
+            raise ConfigError(
+                f"{path}, row {number}: {len(line)} values for {len(header)} columns"
+            )
+    return [dict(zip(header, line, strict=True)) for line in lines[1:]]
 
 
 def _row(row: Mapping[str, Any], where: str, gates: Gates) -> MeasuredExchange:
@@ -164,11 +180,14 @@ def _row(row: Mapping[str, Any], where: str, gates: Gates) -> MeasuredExchange:
         precision = FAMILIES[family].precision  # `dtype` is that of the row's phase
     shape = {**counts, "experts": counts["experts"] or _EXPERTS, "sms": counts["sms"] or None}
     columns = shape.pop("expert_groups"), shape.pop("groups")
+    ranks, nodes = shape["ranks"] or 1, shape["nodes"] or 1
+    if ranks % nodes:
+        raise ConfigError(f"{where}: {ranks} ranks cannot be spread evenly over {nodes} nodes")
     if (counts["topk"] or 0) > (shape["experts"] or 0):
         raise ConfigError(f"{where}: topk is {shape['topk']} of {shape['experts']} experts")
     model = gates.get(tuple(shape[name] or 0 for name in ("hidden", "experts", "topk")))
     one = MeasuredExchange(
-        groups=_gate(family, columns, shape["nodes"] or 1, model),
+        groups=_gate(family, columns, nodes, model),
         family=family,
         gpu=gpu,
         precision=cast("Precision", precision),
@@ -261,12 +280,14 @@ def _number(row: Mapping[str, Any], name: str, where: str) -> float | None:
 
 
 def _time(row: Mapping[str, Any], name: str, where: str) -> float | None:
-    """Return a time or a rate of a row; None for no value, and for 0."""
+    """Return a time or a rate of a row; None for no value, and for a wait of 0."""
     value = _number(row, name, where)
-    if value is not None and not math.isnan(value):
-        _TIMES.check(value, f"{where}: {name}")
-        return value or None
-    return None
+    if value is None or math.isnan(value):
+        return None
+    _TIMES.check(value, f"{where}: {name}")
+    if not value and "notify" not in name:
+        raise ConfigError(f"{where}: invalid {name} 0: expected a number above 0, or nothing")
+    return value or None
 
 
 def _seconds(row: Mapping[str, Any], where: str, name: str) -> dict[ExchangePhase, float]:

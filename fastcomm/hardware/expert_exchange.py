@@ -422,6 +422,12 @@ def _likes(name: str) -> Iterator[str]:
         name = str(gpu_sheet(name).get("like", "")) if name else ""
 
 
+def check_sms(sms: int | None, name: str, where: str) -> None:
+    """Raise ConfigError if GPU `name` has fewer SMs; `where` begins the message."""
+    if sms is not None and sms > gpu(name).sms:
+        raise ConfigError(f"{where}: {sms} SMs, but {gpu(name).name} has {gpu(name).sms}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeTime:
     """Dispatch and combine of an expert all-to-all."""

@@ -35,7 +35,7 @@ GROWTH = {
 # Keys of a file whose values need no conversion.
 _AS_WRITTEN = (
     *("name", "watts", "attention_kernel", "attention_backward", "has_mx", "experts_like"),
-    "derived",
+    *("derived", "sms", "compute_capability"),
     *("cpu", "gemm_speed", "training_attention"),
 )
 
@@ -278,6 +278,8 @@ class Gpu:
     memory: float
     hbm: float  # bandwidth of the memory, as reached
     peaks: dict[str, float]  # by precision, dense
+    sms: int
+    compute_capability: float
     nvlink: float  # one direction, data sheet
     watts: float  # usual limit of power
     attention_kernel: str  # of a current stack, a prefix of the names in `attention`

@@ -9,6 +9,7 @@ from fastcomm.cli.main import main
 from fastcomm.dispatch.evaluation import evaluate_exchanges
 from fastcomm.dispatch.model_exchange import compare_kernels
 from fastcomm.dispatch.options import DispatchOptions, ModelOptions, WorkloadOptions
+from fastcomm.errors import ConfigError
 
 HYBRID = """\
 family,nodes,ranks,hidden,topk,experts,tokens,sms,dispatch_us,combine_us{}
@@ -109,6 +110,19 @@ def test_a_table_may_have_the_groups_of_a_token(tmp_path):
     assert fewer[1]["predicted_dispatch_ns"] < 0.6 * usual[1]["predicted_dispatch_ns"]
     free = rows_of(tmp_path / "free.csv", ",expert_groups,groups", ",1,1", ",1,1")
     assert free[1]["predicted_dispatch_ns"] > 1.2 * usual[1]["predicted_dispatch_ns"]
+
+
+@pytest.mark.parametrize(("row", "error"), [
+    ("normal,1,64,7168,8,256,4096,24,,", "row 2: 64 ranks on 1 node; a node of H100-SXM has 8"),
+    ("normal,2,32,7168,8,256,4096,24,,", "row 2: 32 ranks on 2 nodes; a node of H100-SXM has 8"),
+    ("normal,,12,7168,8,256,4096,24,,", "row 2: 12 ranks; a node of H100-SXM has 8"),
+    ("normal,1,8,7168,8,256,4096,1000,,", "row 2: 1000 SMs, but H100-SXM has 132"),
+])  # fmt: skip
+def test_a_row_that_the_cluster_cannot_run_is_an_error(tmp_path, row, error):
+    path = tmp_path / "rows.csv"
+    path.write_text(HEAD + "normal,1,8,7168,8,256,4096,132,,\n" + row + "\n")
+    with pytest.raises(ConfigError, match=error):
+        evaluate_exchanges(path, "dgx-h100")
 
 
 def test_a_model_without_the_gate_has_no_limit(tmp_path):

@@ -194,6 +194,7 @@ def test_ranks_of_one_nvlink_domain_use_no_nic():
     ({"ep": None}, "--model needs --ep"),
     ({"ep": 48}, "cannot be spread evenly"),
     ({"model": "unheard-of"}, "unknown model"),
+    ({"sms": 133}, "sms: 133 SMs, but H800-SXM has 132"),
 ])  # fmt: skip
 def test_a_model_that_cannot_be_spread_is_an_error(options, error):
     with pytest.raises(ConfigError, match=error):

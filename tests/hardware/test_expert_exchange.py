@@ -228,6 +228,13 @@ HEAD = "mode,nodes,ranks,hidden,topk,experts,tokens,sms,dispatch_us"
         (f"{HEAD}\nnormal,1,8,7168,8,256,1.5,24,5\n", "invalid tokens 1.5: expected a whole"),
         (f"{HEAD}\nnormal,1,8,7168,8,256,1,24,-5\n", "row 1: invalid dispatch_us -5.0"),
         (f"{HEAD}\nnormal,1,8,7168,8,256,x,24,5\n", "row 1: tokens: could not convert"),
+        (f"{HEAD}\nnormal,3,8,7168,8,256,1,24,5\n", "row 1: 8 ranks cannot be spread evenly"),
+        (f"{HEAD}\nnormal,100,8,7168,8,256,1,24,5\n", "row 1: 8 ranks cannot be spread"),
+        (f"{HEAD}\nnormal,1,8,7168,8,256,1,24,0\n", "row 1: invalid dispatch_us 0: expected"),
+        (f"{HEAD}\nnormal,1,8,7168,8,256,1,24\n", "row 1: 8 values for 9 columns"),
+        (f"{HEAD}\nnormal,1,8,7168,8,256,1,24,5,6\n", "row 1: 10 values for 9 columns"),
+        (f"{HEAD},sms\nnormal,1,8,7168,8,256,1,24,5,24\n", "column sms is there twice"),
+        (f"{HEAD[:-2]}ns\nnormal,1,8,7168,8,256,1,24,5\n", "dispatch_ns: expected times in us"),
         (f"dtype,{HEAD}\nfp4,normal,1,8,7168,8,256,1,24,5\n", "invalid dtype 'fp4'"),
     ],
 )
