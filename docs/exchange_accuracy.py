@@ -38,12 +38,12 @@ from fastcomm.hardware.expert_exchange import (
     Scope,
     ShapeValue,
 )
+from fastcomm.hardware.gpus import gpu as sheet
 from fastcomm.hardware.gpus import gpus
 
 PAGE = Path(__file__).with_name("exchange-accuracy.md")
 COSTS = Path(__file__).parents[1] / "fastcomm" / "hardware" / "expert_exchange.toml"
 NIC = 50e9  # bytes/s of a GPU, in all tables
-SMS = {"h100": 132, "b200": 148, "gb200": 152}
 _CONGESTED = 8  # nodes from which on the fabric of DeepEP's tables is congested
 Key = tuple[str, str, Scope]  # family, GPU, scope
 
@@ -181,7 +181,7 @@ def _measured_costs(
     fit = FITS[family, scope, phase]
     first = fit.first
     if family == "deepep-ll" and scope == "inside":
-        first = replace(first, expert_sms=SMS[gpu])
+        first = replace(first, expert_sms=sheet(gpu).sms)
     if family == "deepep" and scope == "across":
         # A rank forwards inside its node as fast as it sends there.
         share = costs[(family, gpu, "inside"), phase].nvlink_share

@@ -27,6 +27,7 @@ from fastcomm.hardware.exchange_calibration import (
     read_exchanges,
 )
 from fastcomm.hardware.expert_exchange import (
+    FAMILIES,
     LIMITS,
     PHASES,
     ExchangeCosts,
@@ -291,6 +292,8 @@ def _groups(rows: Sequence[MeasuredExchange], hardware: Cluster) -> list[Exchang
         _check_row(row, f"row {number}", hardware)
     groups = exchange_groups(rows, hardware.gpu, gpus, hardware.bw_node / gpus)
     for group in groups:
+        if reason := FAMILIES[group.family].unsupported(group.gpu, group.precision):
+            raise ConfigError(f"{group.family}: {reason} (row {group.places[0] + 1})")
         if measured_gpu(group.family, group.gpu, group.scope) is None:
             raise ConfigError(
                 f"{group.family}: no constants {group.scope} NVLink domains (row "

@@ -148,7 +148,7 @@ class ModelExchange(TableResult):
 
     layer: ModelLayer
     kernels: tuple[KernelTime, ...]  # the fastest first
-    unpriced: dict[str, str]  # families without constants, and the reason
+    unpriced: dict[str, str]  # families without constants or on another GPU, and the reason
     fullest: float  # tokens of the fullest rank over the mean
     bound_limit: str  # links that determine the lower bound
     copies: Matrix  # GPU by GPU: (token, expert) pairs
@@ -410,6 +410,9 @@ def _kernels(
         except ConfigError as error:
             unpriced[family] = str(error)
             continue
+        if reason := kind.unsupported(layer.gpu, precision):
+            unpriced[family] = f"{family}: {reason}"
+            continue
         counted = layer.tokens_per_gpu * counted_copies(kind, shape)
         sizes = _size(layer, precision or kind.precision), _size(layer, "bf16")
         priced.append(
@@ -425,6 +428,8 @@ def _kernels(
                 },
             )
         )
+    if not priced:
+        raise ConfigError(f"no kernels to price: {'; '.join(unpriced.values())}")
     return tuple(sorted(priced, key=lambda one: one.layer_s)), unpriced
 
 

@@ -22,6 +22,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.files import parsed_toml
 from fastcomm.hardware.expert_gate import places_of_token
 from fastcomm.hardware.gpus import FloatArray, gpu, gpu_sheet
+from fastcomm.units import enumeration
 
 ShapeValue = float | FloatArray
 ExchangePhase = Literal["dispatch", "combine"]
@@ -35,44 +36,56 @@ _SCALES = 128  # elements of FP8 that share a scale of 4 bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeFamily:
-    """What a family of kernels sends, and how it runs unless the user says otherwise."""
+    """What a family of kernels sends, where it runs, and how unless the user says otherwise.
+
+    `exchange_families.toml` has them, and explains the fields.
+    """
 
     title: str
-    copies: bool  # whether a token is sent once for each of its experts
-    sms: int | None  # SMs that it takes by default; None if its time does not depend on them
-    precision: Precision  # of dispatch by default; combine is bf16
-    trains: bool = True  # whether trainers use them, and not only servers
-    # Gate of its benchmark: a group of experts per node, a model's, or none.
-    gate: Literal["nodes", "model", "none"] = "none"
+    copies: bool
+    precisions: tuple[Precision, ...]
+    trains: bool
+    gate: Literal["nodes", "model", "none"]
+    sms: int | None = None
+    compute_capability: float = 0.0
+    gpus: tuple[str, ...] = ()  # any if empty
+
+    @property
+    def precision(self) -> Precision:
+        """Precision of dispatch by default."""
+        return self.precisions[0]
+
+    def unsupported(self, name: str, precision: Precision | None = None) -> str:
+        """Return why GPU `name` cannot run the kernels in a precision; empty if it can."""
+        sheet, precision = gpu(name), precision or self.precision
+        if self.gpus and name not in self.gpus:
+            return f"runs on {enumeration([one.upper() for one in self.gpus])} only"
+        if sheet.compute_capability < self.compute_capability:
+            return (
+                f"needs compute capability {self.compute_capability}, and {sheet.name} has "
+                f"{sheet.compute_capability}"
+            )
+        if precision not in self.precisions:
+            return f"has no dispatch in {precision}"
+        return "" if precision in sheet.peaks else f"{sheet.name} has no {precision}"
 
 
-FAMILIES = {
-    "deepep": ExchangeFamily(
-        title="DeepEP V1, normal", copies=False, sms=20, precision="fp8", gate="nodes"
-    ),
-    "deepep-ll": ExchangeFamily(
-        title="DeepEP V1, low latency",
-        copies=True,
-        sms=None,
-        precision="fp8",
-        trains=False,
-        gate="nodes",
-    ),
-    "deepep-v2": ExchangeFamily(
-        title="DeepEP V2", copies=False, sms=24, precision="fp8", gate="nodes"
-    ),
-    "hybridep": ExchangeFamily(
-        title="HybridEP", copies=False, sms=None, precision="bf16", gate="model"
-    ),
-    "nccl": ExchangeFamily(title="NCCL all-to-all", copies=True, sms=None, precision="bf16"),
-    "trtllm": ExchangeFamily(
-        title="TensorRT-LLM all-to-all",
-        copies=False,
-        sms=None,
-        precision="bf16",
-        trains=False,
-    ),
-}
+def _families() -> dict[str, ExchangeFamily]:
+    """Return the shipped families by name."""
+    name = "exchange_families.toml"
+    source = resources.files("fastcomm.hardware") / name
+    return {
+        family: ExchangeFamily(
+            **{
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in values.items()
+            }
+        )
+        for family, values in parsed_toml(source.read_text("utf-8"), name).items()
+    }
+
+
+FAMILIES = _families()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

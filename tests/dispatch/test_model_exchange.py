@@ -57,6 +57,18 @@ def test_no_kernel_is_faster_than_the_bound_of_its_bytes():
         )
 
 
+def test_kernels_that_a_gpu_cannot_run_are_not_priced():
+    old = compared(8, tokens_per_gpu=256, network=DispatchOptions(cluster="dgx-a100"))
+    assert [one.family for one in old.kernels] == ["nccl"]
+    assert old.unpriced["deepep-v2"] == (
+        "deepep-v2: needs compute capability 9.0, and A100-SXM4-80GB has 8.0"
+    )
+    assert old.unpriced["trtllm"] == "trtllm: runs on GB200 and GB300 only"
+    with pytest.raises(ConfigError, match="nccl: A100-SXM4-80GB has no fp8"):
+        compared(8, network=DispatchOptions(cluster="dgx-a100"), dispatch_precision="fp8")
+    assert "trtllm" in compared(8, tokens_per_gpu=256).unpriced
+
+
 def test_a_skewed_routing_makes_all_kernels_slower():
     even = compared(16, tokens_per_gpu=1024)
     skewed = compared(
