@@ -34,9 +34,9 @@ from fastcomm.hardware.expert_exchange import (
     ExchangePhase,
     Scope,
     check_sms,
+    extrapolations,
     measured_gpu,
     shipped_costs,
-    shipped_ranges,
 )
 from fastcomm.hardware.gpus import FloatArray
 from fastcomm.models import PRESETS
@@ -438,7 +438,7 @@ def _predictions(
                 measured_notify_s=row.notify_s.get(phase),
             )
     source = str(measured_gpu(group.family, group.gpu, group.scope))
-    outside = shipped_ranges()[group.family, source, group.scope].outside_each(group.shape)
+    outside = extrapolations(group.gpu, group.family, group.scope, source, group.shape)
     return {
         place: ExchangePrediction(
             row=rows[place],

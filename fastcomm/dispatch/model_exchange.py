@@ -150,9 +150,14 @@ class ModelExchange(TableResult):
     kernels: tuple[KernelTime, ...]  # the fastest first
     unpriced: dict[str, str]  # families without constants or on another GPU, and the reason
     fullest: float  # tokens of the fullest rank over the mean
-    bound_limit: str  # links that determine the lower bound
+    bound_limit: str | None  # links that determine the lower bound; None if nothing is sent
     copies: Matrix  # GPU by GPU: (token, expert) pairs
     simulation: Simulation
+
+    @property
+    def fastest(self) -> KernelTime | None:
+        """Fastest kernel family; None if none is priced."""
+        return self.kernels[0] if self.kernels else None
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
@@ -383,14 +388,14 @@ def _fullest(received: Matrix) -> float:
     return float(by_rank.max() / by_rank.mean()) if by_rank.any() else 1.0
 
 
-def _bound_limit(limits: Bounds) -> str:
-    """Return the links that determine the lower bound of all schedules."""
+def _bound_limit(limits: Bounds) -> str | None:
+    """Return the links that determine the lower bound of all schedules, if any are used."""
     times = {
         "NICs of the busiest node": limits.multicast_s,
         "links of the busiest GPU": limits.gpu_s,
         "links of the busiest node": limits.joint_s,
     }
-    return max(times, key=lambda name: times[name])
+    return max(times, key=lambda name: times[name]) if any(times.values()) else None
 
 
 def _kernels(
@@ -401,6 +406,8 @@ def _kernels(
     precision: Precision | None,
 ) -> tuple[tuple[KernelTime, ...], dict[str, str]]:
     """Return the times of kernel families, the fastest first, and why others have none."""
+    if layer.ranks == 1:
+        return (), {family: f"{family}: nothing is sent" for family in FAMILIES}
     token_s = bounds(traffic, links, 1).optimal_s
     priced, unpriced = [], {}
     for family, kind in FAMILIES.items():
@@ -428,8 +435,6 @@ def _kernels(
                 },
             )
         )
-    if not priced:
-        raise ConfigError(f"no kernels to price: {'; '.join(unpriced.values())}")
     return tuple(sorted(priced, key=lambda one: one.layer_s)), unpriced
 
 

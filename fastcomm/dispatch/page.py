@@ -6,7 +6,7 @@ import numpy as np
 
 from fastcomm.dispatch import tables
 from fastcomm.dispatch.evaluation import ExchangeError, ExchangeEvaluation, FittedConstant
-from fastcomm.dispatch.model_exchange import ModelExchange
+from fastcomm.dispatch.model_exchange import KernelTime, ModelExchange
 from fastcomm.dispatch.placement_gain import PlacementResult
 from fastcomm.dispatch.run_exchange import RunExchange
 from fastcomm.dispatch.schedules import LOAD_NAMES
@@ -219,21 +219,13 @@ def _load(strategy: StrategyResult) -> FigureView:
 
 def kernels(result: ModelExchange) -> Page:
     """Return the page of kernel families and schedules for the exchange of a model."""
-    schedules, fastest, layer = simulation(result.simulation), result.kernels[0], result.layer
+    schedules, layer = simulation(result.simulation), result.layer
     return Page(
         title=f"Expert dispatch of {layer.model}",
         source=f"{pages.many(layer.ranks, 'GPU')} of {layer.cluster}, "
         f"{pages.many(layer.tokens_per_gpu, 'token')} per GPU, "
         f"top {layer.topk} of {pages.many(layer.experts, 'expert')}",
-        headline=(
-            f"{FAMILIES[fastest.family].title} is the fastest: a layer takes ",
-            _time("dispatch-compare.kernels.layer_ns", fastest.layer_s),
-            ", ",
-            pages.fact(
-                "dispatch-compare.kernels.times_optimal", fastest.times_optimal, pages.times
-            ),
-            " the best possible time.",
-        ),
+        headline=_fastest_kernels(result.fastest),
         facts=(
             pages.fact(
                 "dispatch-compare.fullest_rank",
@@ -243,8 +235,27 @@ def kernels(result: ModelExchange) -> Page:
             ),
             *schedules.facts[1:],
         ),
-        sections=(_kernels(result), _pairs(result.copies), *schedules.sections),
+        sections=(
+            *([_kernels(result)] if result.kernels else ()),
+            _pairs(result.copies),
+            *schedules.sections,
+        ),
         warnings=(*result.extrapolated(), *result.unpriced.values(), *schedules.warnings),
+    )
+
+
+def _fastest_kernels(fastest: KernelTime | None) -> pages.Sentence:
+    """Return the sentence on the fastest kernels."""
+    if fastest is None:
+        return ("No kernels are priced.",)
+    return (
+        f"{FAMILIES[fastest.family].title} is the fastest: a layer takes ",
+        _time("dispatch-compare.kernels.layer_ns", fastest.layer_s),
+        ", ",
+        pages.fact(
+            "dispatch-compare.kernels.times_optimal", fastest.times_optimal, pages.times
+        ),
+        " the best possible time.",
     )
 
 

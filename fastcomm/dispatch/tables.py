@@ -61,7 +61,7 @@ def schedules(ranked: Sequence[StrategyResult]) -> ResultTable:
 def _bottleneck(schedule: StrategyResult) -> str:
     """Return the busiest link of the slowest layer."""
     slowest = max(schedule.layers, key=lambda layer: layer.seconds, default=None)
-    return "none" if slowest is None else str(slowest.bottleneck)
+    return str(slowest.bottleneck) if slowest is not None and slowest.seconds else "none"
 
 
 _SCHEDULES = (
@@ -155,29 +155,19 @@ def compare(simulation: Simulation, console: Console | None = None) -> None:
 def kernels(result: ModelExchange, console: Console | None = None) -> None:
     """Print kernel families as measured, the fastest first, then simulated schedules."""
     console = plain_console(console)
-    layer, fastest = result.layer, result.kernels[0]
+    layer, limit = result.layer, result.bound_limit
+    bound = f"the best possible time is limited by the {limit}" if limit else "nothing is sent"
     _say(
         console,
-        f"Fastest kernels: {FAMILIES[fastest.family].title}, {fastest.dispatch_precision} "
-        f"dispatch, {format_s(fastest.layer_s)} a layer, "
-        f"{_times(fastest.times_optimal)} the best possible time"
-        f"{', extrapolated' * bool(fastest.extrapolated)}\n"
+        f"{_fastest_kernels(result)}\n"
         f"{layer.model}: {counted(layer.layers, 'layer')} of {counted(layer.experts, 'expert')}"
         f", top {layer.topk}; {counted(layer.tokens_per_gpu, 'token')} per GPU; "
         f"{counted(layer.ranks, 'GPU')} of {layer.cluster} in "
         f"{counted(layer.domains, 'NVLink domain')}\n"
-        f"the best possible time is limited by the {result.bound_limit}; the fullest rank has "
-        f"{result.fullest:.3f} times the mean tokens",
+        f"{bound}; the fullest rank has {result.fullest:.3f} times the mean tokens",
     )
-    console.print(shown(kernel_times(result)))
-    _say(
-        console,
-        "precision: of dispatched tokens; combine is bf16. Kernels of different precision do "
-        "not send the same bytes: --dispatch-precision gives all the same. "
-        "dispatch, combine: of a layer; rates as DeepEP counts them, with copies for the own "
-        "node. layer: both, with waits. step: forward and backward pass of all layers, for "
-        "the tokens of one micro-batch.",
-    )
+    if result.kernels:
+        _say_kernels(result, console)
     for line in result.extrapolated():
         _say(console, line)
     for family, reason in result.unpriced.items():
@@ -187,6 +177,32 @@ def kernels(result: ModelExchange, console: Console | None = None) -> None:
     console.print(shown(schedules(_ranked(result.simulation))))
     for reason in result.simulation.unanswered.values():
         _say(console, reason)
+
+
+def _fastest_kernels(result: ModelExchange) -> str:
+    """Return the fastest kernels, and how close they are to the best possible time."""
+    fastest = result.fastest
+    if fastest is None:
+        return f"Fastest kernels: {NA}"
+    return (
+        f"Fastest kernels: {FAMILIES[fastest.family].title}, {fastest.dispatch_precision} "
+        f"dispatch, {format_s(fastest.layer_s)} a layer, "
+        f"{_times(fastest.times_optimal)} the best possible time"
+        f"{', extrapolated' * bool(fastest.extrapolated)}"
+    )
+
+
+def _say_kernels(result: ModelExchange, console: Console) -> None:
+    """Print the table of kernel families, and what its columns are."""
+    console.print(shown(kernel_times(result)))
+    _say(
+        console,
+        "precision: of dispatched tokens; combine is bf16. Kernels of different precision do "
+        "not send the same bytes: --dispatch-precision gives all the same. "
+        "dispatch, combine: of a layer; rates as DeepEP counts them, with copies for the own "
+        "node. layer: both, with waits. step: forward and backward pass of all layers, for "
+        "the tokens of one micro-batch.",
+    )
 
 
 def recorded(result: RunExchange, console: Console | None = None) -> None:

@@ -381,10 +381,6 @@ class MeasuredRange:
     domains: tuple[int, int]
     tokens: tuple[int, int]  # of a rank
 
-    def outside(self, shape: ExchangeShape) -> str:
-        """Return which sizes of a shape, of numbers, lie outside; empty if none do."""
-        return self.outside_each(shape)[0]
-
     def outside_each(self, shape: ExchangeShape) -> list[str]:
         """Return for each shape of arrays which sizes lie outside; empty if none do."""
         sizes = np.broadcast_arrays(*map(_floats, (shape.ranks, shape.domains(), shape.tokens)))
@@ -419,13 +415,39 @@ def measured_gpu(
 ) -> str | None:
     """Return the GPU whose constants hold for GPU `name`; None if the family has none.
 
-    That is itself, the GPU that it is like, or another one that was measured.
+    That is itself, the GPU that it is like, or the measured one of the nearest generation.
     """
     sources = [
         key[1] for key in shipped_costs() if (key[0], *key[2:]) == (family, scope, phase)
     ]
-    relatives = [*_likes(name), *sources]
-    return next((one for one in relatives if one in sources), None)
+    if relatives := [one for one in _likes(name) if one in sources]:
+        return relatives[0]
+
+    def distance(source: str) -> float:
+        return abs(gpu(source).compute_capability - gpu(name).compute_capability)
+
+    return min(sources, key=distance, default=None)
+
+
+def extrapolations(
+    name: str, family: str, scope: Scope, source: str, shape: ExchangeShape
+) -> list[str]:
+    """Return for each shape why the constants of GPU `source` were not measured for it.
+
+    Parameters
+    ----------
+    name, family, scope
+        The GPU that is priced, its kernels, and where they exchange.
+    source
+        GPU of the constants, as `measured_gpu` returns it.
+    shape
+        Numbers, or arrays. A text is empty if the shape was measured.
+
+    """
+    is_related = source in set(_likes(name))
+    foreign = "" if is_related else f"constants of {gpu(source).name}"
+    ranges = shipped_ranges()[family, source, scope].outside_each(shape)
+    return ["; ".join(filter(None, (foreign, own))) for own in ranges]
 
 
 def _likes(name: str) -> Iterator[str]:
@@ -498,8 +520,6 @@ def exchange_time(
         if scope == "across":
             own = domain_floor(own, name, family, phase, shape, size)
         times[phase] = own
-    outside = shipped_ranges()[family, source, scope].outside
     is_one = times["dispatch"].seconds.ndim == 0
-    return ExchangeTime(
-        **times, measured_on=source, extrapolated=outside(shape) if is_one else None
-    )
+    reasons = extrapolations(name, family, scope, source, shape) if is_one else [None]
+    return ExchangeTime(**times, measured_on=source, extrapolated=reasons[0])

@@ -64,9 +64,33 @@ def test_kernels_that_a_gpu_cannot_run_are_not_priced():
         "deepep-v2: needs compute capability 9.0, and A100-SXM4-80GB has 8.0"
     )
     assert old.unpriced["trtllm"] == "trtllm: runs on GB200 and GB300 only"
-    with pytest.raises(ConfigError, match="nccl: A100-SXM4-80GB has no fp8"):
-        compared(8, network=DispatchOptions(cluster="dgx-a100"), dispatch_precision="fp8")
+    fp8 = compared(8, network=DispatchOptions(cluster="dgx-a100"), dispatch_precision="fp8")
+    assert fp8.fastest is None
+    assert fp8.unpriced["nccl"] == "nccl: A100-SXM4-80GB has no fp8"
     assert "trtllm" in compared(8, tokens_per_gpu=256).unpriced
+
+
+def test_constants_of_an_unrelated_gpu_are_an_extrapolation():
+    old = compared(8, tokens_per_gpu=4096, network=DispatchOptions(cluster="dgx-a100"))
+    nccl = of(old, "nccl")
+    assert nccl.measured_on == "h100"
+    assert nccl.extrapolated == "constants of H100-SXM"
+    related = compared(8, tokens_per_gpu=4096, network=DispatchOptions(cluster="dgx-h200"))
+    assert of(related, "deepep").extrapolated == ""
+
+
+def test_one_rank_sends_nothing(tmp_path):
+    words = ("--model", "deepseek-v3", "--ep", "1", "--cluster", "h100")
+    words = (*words, "--tokens-per-gpu", "16", "--schedules", "deepep,fast")
+    text = run(*words, "--html", str(tmp_path / "page.html"))
+    assert text.startswith("Fastest kernels: n/a\n")
+    assert "nothing is sent; the fullest rank" in text
+    assert "nccl: n/a (nothing is sent)" in text
+    assert "GPU 0" not in text
+    assert "No kernels are priced." in (tmp_path / "page.html").read_text()
+    document = json.loads(run(*words, "--json"))
+    assert document["kernels"] == []
+    assert document["bound_limit"] is None
 
 
 def test_a_skewed_routing_makes_all_kernels_slower():
