@@ -12,7 +12,7 @@ from fastcomm.dispatch.schedules import STRATEGIES, Terms
 from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError, python_names
-from fastcomm.hardware.clusters import GpuLinks, load_links
+from fastcomm.hardware.clusters import GpuLinks, load_links, rated_links
 from fastcomm.option_fields import build, shows
 from fastcomm.units import parse_bandwidth
 
@@ -26,6 +26,7 @@ def terms_for(recipe: Recipe, options: DispatchOptions, links: GpuLinks | None =
     links = links or GpuLinks()
     if options.cluster is not None:
         links = load_links(options.cluster, recipe.gpus_per_node)
+        links = rated_links(options.cluster, links)
     parse = original_bandwidth if recipe.law == "seed" else parse_bandwidth
     bandwidths = {
         f"{kind}_bytes_per_s": parse(bandwidth, f"bw_{kind}")

@@ -35,7 +35,6 @@ from fastcomm.hardware.expert_exchange import (
     exchange_time,
     token_bytes,
 )
-from fastcomm.hardware.gpus import gpu
 from fastcomm.models import Experts, Model
 from fastcomm.models import load as load_model
 from fastcomm.result import TableResult
@@ -248,7 +247,7 @@ def compare_kernels(
             token_bytes=network.token_bytes or _size(layer, dispatched),
             combine_bytes=network.combine_bytes or _size(layer, "bf16"),
         ),
-        _links(cluster),
+        clusters.rated_links(name, clusters.load_node(name)[1]),
     )
     traffic = Traffic.of(next(workload.layers()))
     exchange = _shape(layer, workload.recipe, options.sms)
@@ -329,14 +328,6 @@ def _recipe(layer: ModelLayer, experts: Experts, shape: WorkloadOptions) -> Reci
     if values["law"] == "gate" and groups > 1 and "expert_groups" not in routing:
         values = {"expert_groups": groups, "top_groups": top_groups, **values}
     return Recipe.of(**values)
-
-
-def _links(cluster: Cluster) -> GpuLinks:
-    """Return the links of a GPU by its data sheet."""
-    return GpuLinks(
-        inter_bytes_per_s=cluster.bw_node / cluster.gpus_per_node,
-        intra_bytes_per_s=gpu(cluster.gpu).nvlink,
-    )
 
 
 def _shape(layer: ModelLayer, recipe: Recipe, sms: int | None) -> ExchangeShape:

@@ -25,7 +25,7 @@ from fastcomm.dispatch.simulation import NS
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.executors.executor import OpenedRun, Task
-from fastcomm.hardware.clusters import GpuLinks, load_node
+from fastcomm.hardware.clusters import GpuLinks, load_node, rated_links
 from fastcomm.hardware.gpus import FloatArray
 from fastcomm.options import ReadOptions
 from fastcomm.result import TableResult
@@ -375,14 +375,15 @@ def _of_experts(table: pa.Table) -> pa.Table:
 
 def _links(network: DispatchOptions) -> tuple[int, GpuLinks]:
     """Return the GPUs of a node, and their links."""
-    per_node, links = load_node(network.cluster or _CLUSTER)
+    cluster = network.cluster or _CLUSTER
+    per_node, links = load_node(cluster)
     rates = {"inter": network.bw_inter, "intra": network.bw_intra}
     bandwidths = {
         f"{kind}_bytes_per_s": parse_bandwidth(value, f"bw_{kind}")
         for kind, value in rates.items()
         if value is not None
     }
-    return per_node, replace(links, **bandwidths)
+    return per_node, replace(rated_links(cluster, links), **bandwidths)
 
 
 @dataclass(frozen=True, kw_only=True)

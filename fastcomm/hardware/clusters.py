@@ -5,7 +5,7 @@ have; `GpuLinks`, for expert all-to-alls, needs three. Times are in seconds, siz
 bandwidths in bytes per second, and rates in FLOPs per second.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -177,16 +177,36 @@ def load_node(name: str | Path) -> tuple[int, GpuLinks]:
     return gpus, GpuLinks(inter_bytes_per_s=node / gpus, intra_bytes_per_s=intra)
 
 
-def _text(name: str | Path) -> str:
-    """Return the TOML text of a shipped cluster, also by the name of its GPU, or of a file."""
+def rated_links(name: str | Path, links: GpuLinks) -> GpuLinks:
+    """Return links of a cluster with the NVLink of its GPU's data sheet.
+
+    `bw_intra` of shipped clusters is what collectives reach; a bound needs what links have. A
+    file that is not shipped has its own links, and shipped ones without a GPU have theirs.
+    """
+    if _shipped_file(name) is None:
+        return links
+    own = parsed_toml(_text(name), str(name)).get("gpu")
+    if own is None:
+        return links
+    nvlink = parse_bandwidth(gpu_sheet(own)["nvlink"], "nvlink")
+    return replace(links, intra_bytes_per_s=nvlink)
+
+
+def _shipped_file(name: str | Path) -> str | None:
+    """Return the name of a shipped cluster, also by the name of its GPU; None for others."""
     key, names = str(name).lower(), shipped()
-    for file in (key, f"dgx-{key}", f"{key}-nvl72"):
-        if file in names:
-            source = resources.files("fastcomm.hardware") / "data" / f"{file}.toml"
-            return source.read_text("utf-8")
+    usual = (key, f"dgx-{key}", f"{key}-nvl72")
+    return next((file for file in usual if file in names), None)
+
+
+def _text(name: str | Path) -> str:
+    """Return the TOML text of a shipped cluster or of a file."""
+    if file := _shipped_file(name):
+        source = resources.files("fastcomm.hardware") / "data" / f"{file}.toml"
+        return source.read_text("utf-8")
     if not Path(name).exists():
         raise ConfigError(
-            f"cluster {str(name)!r}: no such file, and not one of {', '.join(names)}"
+            f"cluster {str(name)!r}: no such file, and not one of {', '.join(shipped())}"
         )
     return text(Path(name))
 

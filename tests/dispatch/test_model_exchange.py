@@ -1,6 +1,7 @@
 """Test the expert all-to-all of a model: kernel families beside schedules."""
 
 import json
+from importlib import resources
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -9,10 +10,14 @@ from click.testing import CliRunner
 from oracles import exchange as oracle
 
 from fastcomm.cli.main import main
+from fastcomm.dispatch.analysis import terms_for
 from fastcomm.dispatch.model_exchange import compare_kernels
 from fastcomm.dispatch.options import DispatchOptions, ModelOptions, WorkloadOptions
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.clusters import load
 from fastcomm.hardware.expert_exchange import FAMILIES
+from fastcomm.hardware.gpus import gpu
 
 # DeepEP's README: GB/s of dispatch and combine, 4096 tokens, hidden 7168, top 8 of 256.
 PUBLISHED = {8: (153, 158), 16: (43, 43), 32: (58, 57), 64: (51, 50)}
@@ -287,3 +292,21 @@ def test_schedules_are_an_option_of_compare_without_a_model():
 ])  # fmt: skip
 def test_options_that_contradict_a_model_are_errors(words, error):
     assert error in run(*words, code=2)
+
+
+@pytest.mark.parametrize("cluster", ["h100", "dgx-b200", "dgx-a100"])
+def test_a_cluster_has_one_bandwidth_inside_a_node(cluster):
+    network = DispatchOptions(cluster=cluster)
+    of_model = compared(8, tokens_per_gpu=16, network=network).simulation.terms
+    recipe = Recipe.of(num_nodes=1, gpus_per_node=8)
+    of_workload = terms_for(recipe, network)
+    assert of_model.links == of_workload.links
+    assert of_workload.links.intra == gpu(load(cluster).gpu).nvlink
+
+
+def test_the_bandwidths_of_a_file_are_those_of_its_text(tmp_path):
+    path = tmp_path / "mine.toml"
+    source = resources.files("fastcomm.hardware") / "data" / "dgx-h100.toml"
+    path.write_text(source.read_text("utf-8").replace("336GB/s", "300GB/s"))
+    network = DispatchOptions(cluster=path)
+    assert compared(8, tokens_per_gpu=16, network=network).simulation.terms.links.intra == 300e9
