@@ -137,10 +137,10 @@ def _parquet(path: Path) -> Mapping[str, Sequence[Any]]:
 
 def _csv(path: Path) -> Mapping[str, Sequence[Any]]:
     try:
-        rows = list(csv.DictReader(io.StringIO(files.text(path, _LARGEST), newline="")))
+        reader = csv.DictReader(io.StringIO(files.text(path, _LARGEST), newline=""))
+        rows, names = list(reader), reader.fieldnames or ()
     except csv.Error as error:
         raise ConfigError(f"{path}: {error}") from error
-    names = set(rows[0]) if rows else set()
     return {name: [row[name] for row in rows] for name in ("step", *_COLUMNS) if name in names}
 
 
@@ -153,6 +153,11 @@ def _of_rows(columns: Mapping[str, Sequence[Any]], path: Path) -> StepLoads:
     tokens = _numbers(columns["tokens"], path, "tokens")
     if not len(tokens):
         raise ConfigError(f"{path}: no rows")
+    if (wrong := np.flatnonzero(~((tokens >= 0) & (tokens <= _MOST_TOKENS)))).size:
+        raise ConfigError(
+            f"{path}, row {wrong[0] + 1}: tokens is {tokens[wrong[0]]:g}; expected a number "
+            f"from 0 to {_MOST_TOKENS:.0e}"
+        )
     places = []
     for name, most in _AXES:
         values = _numbers(columns.get(name, [0] * len(tokens)), path, name)

@@ -37,7 +37,7 @@ from fastcomm.hardware.expert_exchange import (
 )
 from fastcomm.models import Experts, Model
 from fastcomm.models import load as load_model
-from fastcomm.result import TableResult
+from fastcomm.result import Result
 from fastcomm.units import format_s
 from fastcomm_kernels.arrays import Matrix
 
@@ -140,7 +140,7 @@ class ModelLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ModelExchange(TableResult):
+class ModelExchange(Result):
     """Kernel families and schedules for the expert all-to-all of a model."""
 
     has_long_tables: ClassVar[bool] = True  # a row a rank
@@ -178,8 +178,8 @@ class ModelExchange(TableResult):
             if one.extrapolated
         ]
 
-    def to_arrow(self) -> pa.Table:
-        """Return a row per kernel family and phase; times in ns."""
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return a row per kernel family and phase, and one per schedule; times in ns."""
         rows = [
             {
                 "family": one.family,
@@ -194,7 +194,8 @@ class ModelExchange(TableResult):
             for one in self.kernels
             for phase in PHASES
         ]
-        return pa.Table.from_pylist(rows)
+        kernels = pa.Table.from_pylist(rows)
+        return {"dispatch": kernels, "schedules": self.simulation.to_arrow()}
 
     def figures(self) -> dict[str, str]:
         """Return the model, and the time of a layer of each kernel family, fastest first."""

@@ -263,17 +263,19 @@ def _kernels(result: ModelExchange) -> Section:
     """Return the section on the time of each kernel family, the fastest first."""
     names = [one.family for one in result.kernels]
     parts = []
-    for place, phase in enumerate(PHASES):
-        times = [one.phases[phase].total_s for one in result.kernels]
-        tips = row_tips(names, phase, times, _seconds)
-        parts.append(_part(place, phase, times, tips))
+    bars = {phase: [one.phases[phase].seconds for one in result.kernels] for phase in PHASES}
+    bars["waits"] = [
+        sum(phase.notify_s for phase in one.phases.values()) for one in result.kernels
+    ]
+    for place, (name, times) in enumerate(bars.items()):
+        parts.append(_part(place, name, times, row_tips(names, name, times, _seconds)))
     bound = [sum(p.bound_s for p in one.phases.values()) for one in result.kernels]
     marks = (_marks(names, "best possible for its bytes", bound, "diamond"),)
     drawn = figure(
         "kernels-chart",
         "Dispatch and combine of one layer",
-        "Bars of the kernel families, with the lower bound as a mark; the table has all "
-        "numbers.",
+        "Bars of the kernel families: dispatch, combine, and the waits for the counts of "
+        "tokens; the lower bound as a mark. The table has all numbers.",
         BarChart(rows=names, parts=parts, title="a layer, ms", marks=marks),
         "dispatch-compare.kernels.layer_ns",
         "dispatch-compare.kernels.times_optimal",

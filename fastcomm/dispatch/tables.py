@@ -244,7 +244,7 @@ def _saving(result: RunExchange) -> str:
     times = [(one.seconds, one.name) for one in result.schedules if one.seconds is not None]
     evens = [one.even_s for one in result.schedules if one.even_s is not None]
     if not times or not evens:
-        return f"All-to-alls take {measured} of a step:"
+        return f"All-to-alls take {measured} of a step; savings: {NA} (no schedule has a time)"
     seconds, name = min(times)
     saved, even = (max(0.0, result.measured_s - one) for one in (seconds, min(evens)))
     gain = f"{name} would save {format_s(saved)} ({percent(saved / result.measured_s)})"

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from oracles import exchange as oracle
 
 from fastcomm.cli.main import main
+from fastcomm.dispatch import page
 from fastcomm.dispatch.analysis import terms_for
 from fastcomm.dispatch.model_exchange import compare_kernels
 from fastcomm.dispatch.options import DispatchOptions, ModelOptions, WorkloadOptions
@@ -265,6 +266,8 @@ def test_the_command_prints_kernels_and_the_schedules_that_are_chosen(tmp_path):
     assert "multicast-balanced" not in out
     rows = pq.read_table(tmp_path / "dispatch.parquet").to_pylist()
     document = json.loads((tmp_path / "dispatch.json").read_text())
+    simulated = pq.read_table(tmp_path / "schedules.parquet").to_pylist()
+    assert [row["strategy"] for row in simulated] == ["deepep", "fast"]
     assert len(rows) == 2 * len(document["kernels"])
     assert set(document["schedules"]["strategies"]) == {"deepep", "fast"}
     assert np.array(document["rank_pair_tokens"]).sum() == 16 * 64 * 8
@@ -277,6 +280,19 @@ def test_a_row_has_the_precision_that_it_was_measured_in():
     assert by_family["nccl"] == "bf16"
     same = run(*SMALL, "--dispatch-precision", "bf16")
     assert " fp8 " not in same
+
+
+def test_bars_of_the_page_are_the_times_of_its_table():
+    result = compared(64, tokens_per_gpu=4096)
+    chart = page.kernels(result).sections[0].blocks[0].views[0].chart
+    bars = {part.name: np.array(part.values) for part in chart.parts}
+    assert list(bars) == ["dispatch", "combine", "waits"]
+    for name in ("dispatch", "combine"):
+        times = [one.phases[name].seconds * 1e3 for one in result.kernels]
+        assert bars[name].tolist() == pytest.approx(times)
+    assert bars["waits"].max() > 0
+    layers = [one.layer_s * 1e3 for one in result.kernels]
+    assert sum(bars.values()).tolist() == pytest.approx(layers)
 
 
 def test_schedules_are_an_option_of_compare_without_a_model():
