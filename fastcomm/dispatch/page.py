@@ -402,15 +402,16 @@ def placement(result: PlacementResult) -> Page:
     """Return the page of schedules before and after a placement of the experts."""
     before, after = result.imbalance
     first = simulation(result.after)
+    of_load = "" if result.loads is None else " of the measured load"
     section = Section(
         name="placing",
         title="What does the placement change?",
         lead=(
             "The most loaded GPU has ",
             pages.fact("dispatch-place.imbalance", after, pages.times),
-            f" the mean {tables.load_text(result)}; before it had ",
+            f" the mean{of_load}; before it had ",
             pages.fact("dispatch-place.imbalance", before, pages.times),
-            f". {tables.moves(result)}",
+            f". {tables.moves(result, _seconds)}",
         ),
         blocks=(pages.shown(tables.placing(result)),),
     )
@@ -423,7 +424,7 @@ def placement(result: PlacementResult) -> Page:
     return Page(
         title="Placement of experts",
         source=first.source,
-        headline=section.lead,
+        headline=(f"{tables.gain(result, _seconds)}. ", *section.lead),
         facts=first.facts,
         sections=(*sections, *first.sections),
     )

@@ -287,7 +287,7 @@ def place(result: PlacementResult, console: Console | None = None) -> None:
     before, after = result.imbalance
     _say(
         console,
-        f"{_gain(result)}\n{_title(result.before)}\n"
+        f"{gain(result)}\n{_title(result.before)}\n"
         f"{count.sum()} copies of {len(count)} experts, at most {count.max()} of one; the most "
         f"loaded GPU has {after:.2f} times the mean {load_text(result)}, {before:.2f} before",
     )
@@ -320,9 +320,9 @@ def drift_verdict(result: PlacementResult) -> str:
     return f"Drift: {pays}, and pays for the moves after {least:.0f} iterations or more"
 
 
-def moves(result: PlacementResult) -> str:
-    """Return how many experts move, and how long that takes."""
-    time = "" if result.move_s is None else f", {format_s(result.move_s)} at its link"
+def moves(result: PlacementResult, form: Callable[[float], str] = format_s) -> str:
+    """Return how many experts move, and how long that takes; `form` formats seconds."""
+    time = "" if result.move_s is None else f", {form(result.move_s)} at its link"
     return (
         f"{counted(sum(result.moves), 'expert')} of all layers move to a GPU without them, at "
         f"most {result.most_moves} to one GPU{time}."
@@ -573,14 +573,14 @@ _CONSTANTS = (
 )
 
 
-def _gain(result: PlacementResult) -> str:
-    """Return what the placement saves of the fastest strategy's dispatch."""
+def gain(result: PlacementResult, form: Callable[[float], str] = format_s) -> str:
+    """Return what the placement saves of the fastest strategy; `form` formats seconds."""
     before, after = (_ranked(part)[0] for part in (result.before, result.after))
     factor = before.total_s / after.total_s if after.total_s else None
     return (
         f"Placed anew, the dispatch is {_times(factor)} as fast: "
-        f"{format_s(before.total_s)} with {before.name} before, "
-        f"{format_s(after.total_s)} with {after.name} after"
+        f"{form(before.total_s)} with {before.name} before, "
+        f"{form(after.total_s)} with {after.name} after"
     )
 
 

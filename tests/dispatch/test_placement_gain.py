@@ -1,6 +1,7 @@
 """Test what `dispatch place` says of a placement: moves, balance and drift."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -73,3 +74,8 @@ def test_the_balance_of_a_load_is_that_of_the_load(workload, tmp_path):
     assert found["imbalance"]["after"] == pytest.approx(11 / 17 * 4)
     assert "times the mean of the measured load" in text
     assert json.loads(run("place", workload, "--json"))["imbalance"]["of"] == "workload"
+    page = tmp_path / "page.html"
+    run(*words, "--html", str(page))
+    assert "times: of the workload" not in page.read_text()
+    assert "Placed anew, the dispatch is" in page.read_text()
+    assert not re.search(r"\d us\b", page.read_text())
