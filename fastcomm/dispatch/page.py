@@ -263,7 +263,9 @@ def _kernels(result: ModelExchange) -> Section:
     """Return the section on the time of each kernel family, the fastest first."""
     names = [one.family for one in result.kernels]
     parts = []
-    bars = {phase: [one.phases[phase].seconds for one in result.kernels] for phase in PHASES}
+    bars: dict[str, list[float]] = {
+        phase: [one.phases[phase].seconds for one in result.kernels] for phase in PHASES
+    }
     bars["waits"] = [
         sum(phase.notify_s for phase in one.phases.values()) for one in result.kernels
     ]

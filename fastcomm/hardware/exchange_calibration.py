@@ -185,7 +185,8 @@ def _row(row: Mapping[str, Any], where: str, gates: Gates) -> MeasuredExchange:
         raise ConfigError(f"{where}: {ranks} ranks cannot be spread evenly over {nodes} nodes")
     if (counts["topk"] or 0) > (shape["experts"] or 0):
         raise ConfigError(f"{where}: topk is {shape['topk']} of {shape['experts']} experts")
-    model = gates.get(tuple(shape[name] or 0 for name in ("hidden", "experts", "topk")))
+    hidden, experts, topk = (shape[name] or 0 for name in ("hidden", "experts", "topk"))
+    model = gates.get((hidden, experts, topk))
     one = MeasuredExchange(
         groups=_gate(family, columns, nodes, model),
         family=family,

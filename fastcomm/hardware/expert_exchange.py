@@ -74,15 +74,15 @@ def _families() -> dict[str, ExchangeFamily]:
     """Return the shipped families by name."""
     name = "exchange_families.toml"
     source = resources.files("fastcomm.hardware") / name
-    return {
-        family: ExchangeFamily(
-            **{
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in values.items()
-            }
-        )
-        for family, values in parsed_toml(source.read_text("utf-8"), name).items()
-    }
+    tables = parsed_toml(source.read_text("utf-8"), name)
+    families = {}
+    for family, table in tables.items():
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in table.items()
+        }
+        families[family] = ExchangeFamily(**values)
+    return families
 
 
 FAMILIES = _families()

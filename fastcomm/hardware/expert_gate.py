@@ -81,15 +81,15 @@ def _missed(
         for (used, has_expert), share in shares.items():
             near = sum(part for part, has in zip(parts, has_expert, strict=True) if has)
             eligible = (groups if used < limit else used) * size - drawn
-            each = share / eligible
-            following[used, has_expert] += each * max(0.0, used * size - drawn - near)
+            weight = share / eligible
+            following[used, has_expert] += weight * max(0.0, used * size - drawn - near)
             if used >= limit:
                 continue
             others = groups - full - len(parts) - (used - sum(has_expert))
-            following[used + 1, has_expert] += each * max(0.0, others) * size
+            following[used + 1, has_expert] += weight * max(0.0, others) * size
             for at, part in enumerate(parts):
                 if not has_expert[at]:
                     after = (*has_expert[:at], True, *has_expert[at + 1 :])
-                    following[used + 1, after] += each * (size - part)
+                    following[used + 1, after] += weight * (size - part)
         shares = dict(following)
     return sum(shares.values())
