@@ -94,18 +94,18 @@ def test_a_ring_of_pytorch_waits_for_the_rank_with_most_of_the_causal_work(cp):
         assert part == pytest.approx([share * time for time in one])
 
 
-def test_the_node_limit_of_experts_bounds_nodes_and_not_ranks():
+def test_the_gate_of_a_model_bounds_nodes_much_and_ranks_little():
     model = load("deepseek-v3")
     free = replace(model, experts=replace(model.experts, node_limit=0))
     nodes = replace(PLAN, model=model, seq_len=4096, ep=64, dispatch="deepep")
     rack = replace(nodes, gpu="gb200", domain=72, node_bytes_per_s=3.6e12)
-    for plan, share in ((rack, 1), (nodes, 0.85)):
+    # Of 64 ranks, a token has 7.47 with the gate, and 7.68 without.
+    for plan, least, most in ((rack, 0.96, 0.99), (nodes, 0.6, 0.85)):
         limited, anywhere = (
             layer_times(replace(plan, model=each), Constants()).exchange[0]
             for each in (model, free)
         )
-        assert limited <= share * anywhere
-        assert (limited == anywhere) == (share == 1)
+        assert least * anywhere <= limited <= most * anywhere
 
 
 def test_causal_flops_are_those_of_the_definition():
