@@ -212,3 +212,11 @@ def test_the_command_prints_and_writes_the_comparison(hot, tmp_path):
     assert [row["schedule"] for row in document["schedules"]][-1] == "spreadout"
     done = CliRunner().invoke(main, [*words, "--model", "deepseek-v3"])
     assert done.exit_code == 2
+
+
+def test_schedules_without_a_time_save_nothing_that_is_known(folder):
+    words = ["dispatch", "compare", "--from-run", str(folder), "--schedules", "deepep"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    first = " ".join(done.stdout.split()).partition(")")[0]
+    assert first.endswith("of a step; savings: n/a (no schedule has a time")
