@@ -4,30 +4,39 @@ A move copies the weights of an expert to a GPU that did not have it. A replica 
 its GPU does not move, whatever its slot. Loads are in tokens.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from fastcomm.dispatch.placement import Loads, Placement, Table, heaviest, place, replicated
+from fastcomm.dispatch.placement import (
+    NEAR,
+    Loads,
+    Placement,
+    Table,
+    heaviest,
+    least_load,
+    place,
+)
 from fastcomm.errors import ConfigError
-from fastcomm_kernels import dispatch
-from fastcomm_kernels import placement as kernels
+from fastcomm_kernels import moves as kernels
+from fastcomm_kernels import placement as search
 
 _CLOSE = 1e-12  # relative: changes that gain less are none
+_WORK = 1_000_000  # pairs of slots that the search compares, about
 
 
 def moves_to(before: Placement, after: Placement) -> Table:
     """Return how many experts each GPU gets that it did not have, shape (GPUs,)."""
-    old, new = _by_gpu(before), _by_gpu(after)
-    return np.asarray(np.maximum(new - old, 0).sum(axis=1))
+    return np.asarray((_by_gpu(after) > _by_gpu(before)).sum(axis=1))
 
 
 def _by_gpu(placement: Placement) -> Table:
-    """Return the number of replicas of each expert on each GPU, shape (GPUs, experts)."""
-    counts = np.zeros((placement.gpus, placement.experts), np.int64)
-    np.add.at(counts, (placement.home, placement.logical), 1)
-    return counts
+    """Return 1 for each expert that a GPU has, else 0, shape (GPUs, experts)."""
+    has = np.zeros((placement.gpus, placement.experts), np.int64)
+    has[placement.home, placement.logical] = 1
+    return has
 
 
 def relabeled(before: Placement, after: Placement, width: int) -> Placement:
@@ -84,7 +93,7 @@ def settled(
         return before
     named = relabeled(before, after, width).logical.reshape(gpus, -1)
     was = np.ascontiguousarray(_by_gpu(before).T)
-    slots = kernels.settled(np.asarray(load, np.float64), named, was, width, most)
+    slots = search.settled(np.asarray(load, np.float64), named, was, width, most)
     if slots.shape[1] * gpus == len(before.logical):
         slots = np.stack(
             [
@@ -131,9 +140,9 @@ def bounded(
 ) -> Placement:
     """Return a placement with at most `most_moves` moves from another one.
 
-    That is the best one if it has few enough moves. Otherwise the one before gets its new
-    replicas, then replicas of cold experts make room for those of hot ones, and pairs of
-    experts trade places, as long as the heaviest GPU becomes lighter and moves remain.
+    That is the best one of all if it has few enough moves. Otherwise the one before gets its
+    new replicas, and then, as long as moves remain, the replica or the swap that helps the
+    heaviest GPU most. Some of these moves are undone and made elsewhere if that is better.
 
     Parameters
     ----------
@@ -154,104 +163,47 @@ def bounded(
         If new replicas alone are more moves, or an argument does not suit the others.
 
     """
-    gpus, width = cluster[1], _domain(groups, cluster)
+    gpus, load = cluster[1], np.asarray(load, np.float64)
     best = settled(load, before, place(load, replicas, groups, *cluster), groups, cluster)
-    if moves_to(before, best).sum() <= most_moves:
+    fits = moves_to(before, best).sum() <= most_moves
+    target = NEAR * least_load(load, replicas, gpus)
+    if fits and heaviest(load, best.logical, gpus) <= target:
         return best
-    slots = _filled(load, before, replicas, width)
-    rest = most_moves - (replicas - len(before.logical))
+    slots = _with_empty(before, replicas)
+    rest = most_moves - int((slots == before.experts).sum())
     if rest < 0:
         raise ConfigError(
             f"--max-moves {most_moves}: {replicas - len(before.logical)} new replicas are more "
             "moves already"
         )
-    parts = []
-    for first in range(0, gpus, width):
-        part, rest = _improved(load, slots[first : first + width], rest)
-        parts.append(part)
-    logical = np.concatenate(parts).ravel()
-    changed = Placement(logical=logical, experts=len(load), gpus=gpus)
+    changed = _changed(load, slots, (_domain(groups, cluster), rest, target))
     return min(
-        (changed, Placement(logical=slots.ravel(), experts=len(load), gpus=gpus)),
-        key=lambda one: heaviest(load, one.logical, gpus),
+        (best, changed) if fits else (changed,),
+        key=lambda one: (heaviest(load, one.logical, gpus), int(moves_to(before, one).sum())),
     )
 
 
-def _filled(load: Loads, before: Placement, replicas: int, width: int) -> Table:
-    """Return the experts of each GPU, shape (GPUs, slots), with new replicas in empty slots.
-
-    New replicas stay with their expert among the first, second ... `width` GPUs.
-    """
+def _with_empty(before: Placement, replicas: int) -> Table:
+    """Return the experts of each GPU, shape (GPUs, slots); empty slots have a new expert."""
     gpus, room = before.gpus, replicas // before.gpus
-    slots = np.full((gpus, room), -1, np.int64)
     own = before.logical.reshape(gpus, -1)
     if own.shape[1] > room:
         raise ConfigError(
             f"the placement before has {own.size} replicas, more than {replicas}; pass more "
             "--replicas"
         )
-    slots[:, : own.shape[1]] = own
-    if own.shape[1] == room:
-        return slots
-    for first in range(0, gpus, width):
-        part = slots[first : first + width]
-        experts = np.unique(part[part >= 0])
-        share = load[experts]
-        extra = replicated(share, part.size - int((part >= 0).sum()) + len(experts))
-        counts = np.bincount(extra, minlength=len(experts))
-        weight = _weights(load, part)
-        new = np.repeat(experts, counts - 1)
-        for expert in new[np.argsort(-(load[new]), kind="stable")]:
-            free = np.flatnonzero((part < 0).any(axis=1))
-            gpu = free[np.argmin(weight[free])]
-            part[gpu, np.argmax(part[gpu] < 0)] = expert
-            weight = _weights(load, part)
-    return slots
+    return np.pad(own, ((0, 0), (0, room - own.shape[1])), constant_values=before.experts)
 
 
-def _weights(load: Loads, slots: Table) -> Loads:
-    """Return the load of each GPU, if replicas share that of their expert; -1 is empty."""
-    counts = np.bincount(slots[slots >= 0], minlength=len(load))
-    shared = np.append(load / np.maximum(counts, 1), 0.0)
-    return np.asarray(shared[slots].sum(axis=1))
+def _changed(load: Loads, slots: Table, goal: tuple[int, int, float]) -> Placement:
+    """Return the placement after changes of slots, which are as `_with_empty` returns them.
 
-
-def _improved(load: Loads, slots: Table, moves: int) -> tuple[Table, int]:
-    """Return slots after moves that make the heaviest GPU lighter, and the moves that remain.
-
-    `moves` is their bound.
+    `goal` has the width of a domain of GPUs, the bound of moves without those into empty slots,
+    and the load of the heaviest GPU that suffices.
     """
-    slots = slots.copy()
-    while moves > 0:
-        heavy = float(_weights(load, slots).max())
-        better = _replaced(load, slots)
-        if better is None or float(_weights(load, better).max()) >= heavy * (1 - _CLOSE):
-            break
-        slots, moves = better, moves - 1
-    counts = np.bincount(slots.ravel(), minlength=len(load))
-    shared = (load / np.maximum(counts, 1))[slots.ravel()]
-    pack = np.repeat(np.arange(len(slots)), slots.shape[1])
-    floor = max(float(shared.sum()) / len(slots), float(shared.max(initial=0.0)))
-    swapped = dispatch.swapped(shared, pack, len(slots), floor, moves // 2)
-    moves -= int((swapped != pack).sum())
-    order = np.argsort(swapped, kind="stable")
-    return slots.ravel()[order].reshape(slots.shape), max(0, moves)
-
-
-def _replaced(load: Loads, slots: Table) -> Table | None:
-    """Return slots with one more replica of the hottest expert; None if none can go.
-
-    It takes the slot of a replica whose expert has others, where the heaviest GPU is lightest.
-    """
-    counts = np.bincount(slots.ravel(), minlength=len(load))
-    hottest = int(np.argmax(load / np.maximum(counts, 1)))
-    best, heavy = None, np.inf
-    for gpu, slot in np.argwhere(counts[slots] > 1).tolist():
-        if slots[gpu, slot] == hottest or hottest in slots[gpu]:
-            continue
-        trial = slots.copy()
-        trial[gpu, slot] = hottest
-        most = float(_weights(load, trial).max())
-        if most < heavy:
-            best, heavy = trial, most
-    return best
+    # High powers of loads near 1 are numbers.
+    scale = math.sqrt(load.sum() / len(slots) * load.max()) or 1.0
+    scaled, suffices = np.append(load, 0.0) / scale, goal[2] / scale
+    new = kernels.changed(scaled, slots, (goal[0], goal[1], suffices), _WORK)
+    ordered = [_ordered(*pair) for pair in zip(slots, new, strict=True)]
+    return Placement(logical=np.concatenate(ordered), experts=len(load), gpus=len(slots))

@@ -25,7 +25,7 @@ _SWAPS = 20  # at most, an expert
 _CAPS = 8  # fewer replicas of the hottest expert that are tried
 _EVEN = 1.01  # heaviest GPU over the least possible, up to which nothing more is tried
 _LESS = 1 - 1e-9  # of a load that a swap makes lighter
-_NEAR = 1.003  # heaviest GPU over the least possible, up to which the search goes on
+NEAR = 1.003  # heaviest GPU over the least possible, up to which the search goes on
 _WORK = 400_000  # pairs of slots that the search compares at most
 _GROUP_WORK = 20_000  # the same, of groups of experts on nodes, of which there are few
 
@@ -214,11 +214,11 @@ def _lightened(load: Loads, logical: Table, gpus: int, work: int = _WORK) -> Tab
 
     `logical` and the result are in the order of GPUs; `work` bounds the search.
     """
-    floor = max(load.sum() / gpus, _shared(load, replicated(load, len(logical))).max())
+    floor = least_load(load, len(logical), gpus)
     if heaviest(load, logical, gpus) <= _EVEN * floor:
         return logical
     slots = np.ascontiguousarray(logical.reshape(gpus, -1))
-    return np.asarray(kernels.lightened(load, slots, _NEAR * floor, work).ravel())
+    return np.asarray(kernels.lightened(load, slots, NEAR * floor, work).ravel())
 
 
 def _capped(load: Loads, replicas: int, gpus: int) -> Iterator[Table]:
@@ -343,6 +343,11 @@ def _nodes_of_groups(load: Loads, nodes: int) -> Table:
 def heaviest(load: Loads, logical: Table, gpus: int) -> float:
     """Return the load of the heaviest GPU, if replicas share the load of their expert."""
     return float(_shared(load, logical).reshape(gpus, -1).sum(axis=1).max())
+
+
+def least_load(load: Loads, replicas: int, gpus: int) -> float:
+    """Return the mean load of GPUs or the largest replica's: the heaviest has at least that."""
+    return float(max(load.sum() / gpus, _shared(load, replicated(load, replicas)).max()))
 
 
 def at_replicas(

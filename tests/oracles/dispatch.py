@@ -1,6 +1,7 @@
 """Dispatch by definition, token by token, in plain Python, without fastcomm."""
 
 from collections import Counter
+from itertools import product
 
 WORD = (1 << 64) - 1
 STEP = 0x9E3779B97F4A7C15
@@ -144,6 +145,40 @@ def eplb_heaviest(load, replicas, groups, nodes, gpus):
         for gpu in packed(shares, gpus // nodes):
             most = max(most, sum(shares[item] for item in gpu))
     return most
+
+
+def moved(before, after):
+    """Experts that GPUs get and did not have, whatever number of replicas."""
+    return sum(len(set(new) - set(old)) for old, new in zip(before, after, strict=True))
+
+
+def greedily_replaced(load, before, most_moves, score):
+    """Again and again the best replacement that lowers the heaviest GPU, or the second one.
+
+    The best has the least `score` of the loads of GPUs, heaviest first. No expert is twice on a
+    GPU, or goes.
+    """
+    slots = [list(own) for own in before]
+
+    def weights():
+        every = [expert for own in slots for expert in own]
+        return sorted(sum(load[e] / every.count(e) for e in own) for own in slots)[::-1]
+
+    while True:
+        best, now = None, weights()
+        for gpu, slot, e in product(range(len(slots)), range(len(slots[0])), range(len(load))):
+            own, old = slots[gpu], slots[gpu][slot]
+            if e in own:
+                continue
+            own[slot] = e
+            if any(old in each for each in slots) and moved(before, slots) <= most_moves:
+                after = weights()
+                if after[:2] < now[:2] and (best is None or score(after) < best[0]):
+                    best = score(after), own, slot, e
+            own[slot] = old
+        if best is None:
+            return slots
+        best[1][best[2]] = best[3]
 
 
 class Pair:
