@@ -3,6 +3,7 @@
 Loads are in tokens, sizes in bytes, times in seconds.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from fastcomm.dispatch.moves import moves_to, settled
+from fastcomm.dispatch.moves import moves_to, placed_anew
 from fastcomm.dispatch.placement import Loads, Placement, heaviest, place
 
 _FEWEST = 2  # samples with an error
@@ -42,11 +43,11 @@ class DriftStep:
         return None if self.error_s is None else self.saved_s > max(0.0, self.error_s)
 
     @property
-    def pays_after(self) -> float | None:
-        """Iterations that save the time of the moves; None if they do not, or it is unknown."""
+    def pays_after(self) -> int | None:
+        """Iterations that save the time of the moves; None if none do, or it is unknown."""
         if self.move_s is None or not self.is_saving:
             return None
-        return self.move_s / self.saved_s
+        return math.ceil(self.move_s / self.saved_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step as a JSON object."""
@@ -65,11 +66,12 @@ class DriftStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveCosts:
-    """What moves of experts cost, and the exchange that they shorten."""
+    """What moves of experts cost, how many there may be, and the exchange that they shorten."""
 
     expert_bytes: int | None  # weights of an expert
     bytes_per_s: float  # to a GPU
-    layer_s: Loads  # dispatch and combine of each layer in an iteration
+    layer_s: Loads  # dispatch and combine of each layer in an iteration, as it is placed
+    most_moves: int | None = None  # of a layer; None is any number
 
 
 def drift(
@@ -83,28 +85,28 @@ def drift(
     """Return for each step what a placement made from the step before it would save.
 
     The exchange of a layer is taken to be as long as its heaviest GPU, so that no more is saved
-    than the exchange takes.
+    than the exchange takes with the placement that stays.
 
     Parameters
     ----------
     loads
         Shape (steps, layers, experts).
     today
-        The placement of each layer that stays; None is one made from the first step, so that
-        the third step is the first of the result.
+        The placement of each layer that stays; None is the one of `placed_by`, made from the
+        first step, so that the third step is the first of the result.
     replicas, groups, cluster
         As of `bounded`.
     costs
-        Of moves, and of the exchange.
+        Of moves, and of the exchange with the placement that stays.
 
     """
     gpus = cluster[1]
     first = 1 if today is not None else 2
-    stays = today or [place(load, replicas, groups, *cluster) for load in loads[0]]
+    stays = today or placed_by(loads[0], replicas, groups, cluster)
     steps = []
     for number in range(first, len(loads)):
         anew = [
-            settled(load, old, place(load, replicas, groups, *cluster), groups, cluster)
+            placed_anew(load, old, replicas, groups, cluster, costs.most_moves)
             for load, old in zip(loads[number - 1], stays, strict=True)
         ]
         later = loads[number:]
@@ -132,6 +134,13 @@ def drift(
             )
         )
     return tuple(steps)
+
+
+def placed_by(
+    loads: Loads, replicas: int, groups: int, cluster: tuple[int, int]
+) -> list[Placement]:
+    """Return a placement of each layer, whose loads have the shape (layers, experts)."""
+    return [place(load, replicas, groups, *cluster) for load in loads]
 
 
 def _error_s(saved: Loads, aging_s: float) -> float | None:

@@ -183,6 +183,20 @@ def bounded(
     )
 
 
+def placed_anew(
+    load: Loads,
+    before: Placement,
+    replicas: int,
+    groups: int,
+    cluster: tuple[int, int],
+    most_moves: int | None,
+) -> Placement:
+    """Return the best placement, or with at most `most_moves` moves; arguments as `bounded`."""
+    if most_moves is not None:
+        return bounded(load, before, replicas, groups, cluster, most_moves)
+    return settled(load, before, place(load, replicas, groups, *cluster), groups, cluster)
+
+
 def _with_empty(before: Placement, replicas: int) -> Table:
     """Return the experts of each GPU, shape (GPUs, slots); empty slots have a new expert."""
     gpus, room = before.gpus, replicas // before.gpus

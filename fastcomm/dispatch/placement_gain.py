@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.dispatch.drift import DriftStep, MoveCosts, drift
-from fastcomm.dispatch.moves import bounded, moves_to, settled
+from fastcomm.dispatch.drift import DriftStep, MoveCosts, drift, placed_by
+from fastcomm.dispatch.moves import moves_to, placed_anew
 from fastcomm.dispatch.options import PlaceOptions
-from fastcomm.dispatch.placement import Loads, Placement, heaviest, place
+from fastcomm.dispatch.placement import Loads, Placement, heaviest
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import Terms
 from fastcomm.dispatch.simulation import NS, Simulation, simulate
@@ -154,14 +154,18 @@ def place_experts(
             f"of {recipe.experts} experts"
         )
     placements = tuple(
-        settled(load, old, place(load, *copies, *cluster), options.groups, cluster)
-        if options.max_moves is None
-        else bounded(load, old, *copies, cluster, options.max_moves)
+        placed_anew(load, old, *copies, cluster, options.max_moves)
         for load, old in zip(loads.sum(axis=0), today, strict=True)
     )
     counts = np.array([moves_to(old, new) for old, new in zip(today, placements, strict=True)])
     after = simulate(workload.placed(placements, rule), strategies, terms)
-    costs = _costs(after if placed is None else before, options)
+    steps: tuple[DriftStep, ...] = ()
+    if len(loads) > 1:
+        stays = before
+        if placed is None:
+            first = placed_by(loads[0], *copies, cluster)
+            stays = simulate(workload.placed(first, rule), strategies, terms)
+        steps = drift(loads, placed, *copies, cluster, _costs(stays, options))
     return PlacementResult(
         before=before,
         after=after,
@@ -173,7 +177,7 @@ def place_experts(
         expert_bytes=options.expert_bytes,
         loads=measured,
         steps=len(loads),
-        drift=drift(loads, placed, *copies, cluster, costs) if len(loads) > 1 else (),
+        drift=steps,
     )
 
 
@@ -208,6 +212,7 @@ def _costs(simulation: Simulation, options: PlaceOptions) -> MoveCosts:
         expert_bytes=options.expert_bytes,
         bytes_per_s=links.inter if recipe.num_nodes > 1 else links.intra,
         layer_s=np.reshape(times, (-1, recipe.num_layers)).mean(axis=0),
+        most_moves=options.max_moves,
     )
 
 

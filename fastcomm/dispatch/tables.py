@@ -317,7 +317,7 @@ def drift_verdict(result: PlacementResult) -> str:
     if all(one.move_s is None for one in rows):
         return f"Drift: {pays}; --expert-bytes says whether it pays for the moves"
     least = min(one.pays_after for one in rows if one.pays_after is not None)
-    return f"Drift: {pays}, and pays for the moves after {least:.0f} iterations or more"
+    return f"Drift: {pays}, and pays for the moves after {counted(least, 'iteration')} or more"
 
 
 def moves(result: PlacementResult, form: Callable[[float], str] = format_s) -> str:
@@ -495,9 +495,9 @@ _KERNELS = (
 _DRIFT = (
     "kept, anew: the heaviest GPU over the mean with the placement of --before or of the first "
     "step, and with one made from the step before, on this and all later steps. saved: "
-    "dispatch and combine of an iteration, if they take as long as the heaviest GPU, and its "
-    "error. pays after: iterations whose savings are the time of the moves; n/a if savings "
-    "are within their error, or without --expert-bytes."
+    "of dispatch and combine of an iteration with the placement that stays, if they take as "
+    "long as the heaviest GPU, and its error. pays after: iterations whose savings are the "
+    "time of the moves; n/a if savings are within their error, or without --expert-bytes."
 )
 _NO_SIZE = "savings are within their error, or no --expert-bytes"
 _ONE_SAMPLE = "one step of one layer"

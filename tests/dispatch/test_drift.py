@@ -1,11 +1,12 @@
 """Test whether placing experts anew pays."""
 
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 import pytest
 
-from fastcomm.dispatch.drift import MoveCosts, drift
+from fastcomm.dispatch.drift import DriftStep, MoveCosts, drift
 from fastcomm.dispatch.placement import Placement
 
 GPUS, NODES, EXPERTS = 8, 2, 32
@@ -32,7 +33,7 @@ def test_a_new_placement_pays_once_the_load_has_changed():
     assert [row.step for row in rows] == [2, 3, 4, 5, 6, 7, 8]
     assert rows[2].is_saving
     assert rows[2].imbalance_kept > rows[2].imbalance_anew
-    assert rows[2].pays_after == pytest.approx(rows[2].move_s / rows[2].saved_s)
+    assert rows[2].pays_after == ceil(rows[2].move_s / rows[2].saved_s)
     assert rows[2].move_s == pytest.approx(1e-3 * round(rows[2].move_s * 1e3))
     # The placement of the third step was made before the load changed.
     assert not rows[1].is_saving
@@ -62,3 +63,24 @@ def test_drift_needs_a_step_that_no_placement_is_made_from():
     one_layer = replace(COSTS, layer_s=np.array([1e-3]))
     (row,) = drift(loads[:, :1], [in_order()], 48, 1, (NODES, GPUS), one_layer)
     assert row.error_s is row.is_saving is row.pays_after is None
+
+
+def test_whole_iterations_pay():
+    row = DriftStep(step=2, imbalance_kept=2.0, imbalance_anew=1.0, moves=1,
+                    move_s=3.1e-3, saved_s=1e-3, error_s=0.0)  # fmt: skip
+    assert [replace(row, move_s=move_s).pays_after for move_s in (1e-6, 3e-3, 3.1e-3)] == [
+        1,
+        3,
+        4,
+    ]
+
+
+@pytest.mark.parametrize("most", [0, 3, 1000])
+def test_a_step_moves_no_more_than_its_bound(most):
+    loads = drifting([a_load(8) + 0.2, a_load(9) + 0.2, a_load(10) + 0.2])
+    costs = replace(COSTS, most_moves=most)
+    rows = drift(loads, None, 48, 1, (NODES, GPUS), costs)
+    free = drift(loads, None, 48, 1, (NODES, GPUS), COSTS)
+    assert all(row.moves <= most * 2 for row in rows)  # of two layers
+    assert most < 1000 or rows[0].imbalance_anew <= free[0].imbalance_anew
+    assert most or rows[0].imbalance_anew == rows[0].imbalance_kept

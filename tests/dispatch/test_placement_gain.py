@@ -59,6 +59,20 @@ def test_place_prints_the_drift_of_several_steps(workload, tmp_path):
     assert "drift-table" in page.read_text()
 
 
+def test_savings_are_of_the_placement_that_stays_and_not_of_the_one_that_is_printed(
+    workload, tmp_path
+):
+    words = ["place", workload, "--load", load_table(tmp_path / "loads.csv", (3, 7, 6, 5))]
+    free, few = (
+        json.loads(run(*words, *more, "--json")) for more in ([], ["--max-moves", "4"])
+    )
+    assert few["after"] != free["after"]
+    for one, other in zip(few["drift"], free["drift"], strict=True):
+        assert one["moves"] <= min(4, other["moves"])
+        share = [1 - row["imbalance_anew"] / row["imbalance_kept"] for row in (one, other)]
+        assert one["saved_ns"] * share[1] == pytest.approx(other["saved_ns"] * share[0])
+
+
 def test_two_steps_are_too_few_to_measure_drift(workload, tmp_path):
     path = load_table(tmp_path / "loads.csv", (3, 7))
     assert "Drift: n/a (a third step" in run("place", workload, "--load", path)
