@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, get_args
 
 import numpy as np
@@ -27,6 +28,10 @@ _EVEN = 1.01  # heaviest GPU over the least possible, up to which nothing more i
 _LESS = 1 - 1e-9  # of a load that a swap makes lighter
 NEAR = 1.003  # heaviest GPU over the least possible, up to which the search goes on
 _WORK = 400_000  # pairs of slots that the search compares at most
+_MORE_WORK = 50_000  # the same, of searches from other divisions of experts
+_SHARES = 16  # of load that replicas have at most, of all that are tried
+_LEAST_SHARE = 0.3  # of the least possible load of the heaviest GPU
+_STARTS = 2  # of other divisions that the search goes on from
 _GROUP_WORK = 20_000  # the same, of groups of experts on nodes, of which there are few
 
 
@@ -186,7 +191,7 @@ def _place_globally(load: Loads, replicas: int, gpus: int, bar: float | None = N
     are GPUs, and none two of them on one GPU while another has none, unless the heaviest GPU
     would then have more than `bar`; None is the heaviest of EPLB.
     """
-    apart: list[Table] = []
+    apart: list[tuple[float, Table]] = []
     starts_as_eplb = False  # then swaps only make it lighter
     for own in _capped(load, replicas, gpus):
         placed = _swapped(load, own, gpus)
@@ -194,11 +199,14 @@ def _place_globally(load: Loads, replicas: int, gpus: int, bar: float | None = N
             placed = _spread(load, placed, gpus)
         elif not apart:
             starts_as_eplb = int(np.bincount(own).max()) < gpus
-        apart.append(placed)
+        apart.append((heaviest(load, placed, gpus), placed))
         floor = max(load.sum() / gpus, _shared(load, own).max(initial=0.0))
-        if heaviest(load, placed, gpus) <= _EVEN * floor:
+        if apart[-1][0] <= _EVEN * floor:
             break
-    best = _lightened(load, min(apart, key=lambda own: heaviest(load, own, gpus)), gpus)
+    weight, best = min(apart, key=itemgetter(0))
+    floor = least_load(load, replicas, gpus)
+    if weight > _EVEN * floor:
+        best = _divided(load, _lightened(load, best, gpus, floor, _WORK), gpus, floor)
     if starts_as_eplb:
         return best
     if bar is None:
@@ -209,16 +217,35 @@ def _place_globally(load: Loads, replicas: int, gpus: int, bar: float | None = N
     return min(best, together, key=lambda own: heaviest(load, own, gpus))
 
 
-def _lightened(load: Loads, logical: Table, gpus: int, work: int = _WORK) -> Table:
+def _lightened(load: Loads, logical: Table, gpus: int, floor: float, work: int) -> Table:
     """Return a placement after a search for one whose heaviest GPU is lighter.
 
-    `logical` and the result are in the order of GPUs; `work` bounds the search.
+    `logical` and the result are in the order of GPUs; `floor` is the least load of the heaviest
+    GPU, and `work` bounds the search.
     """
-    floor = least_load(load, len(logical), gpus)
-    if heaviest(load, logical, gpus) <= _EVEN * floor:
+    slots = np.ascontiguousarray(logical.reshape(gpus, -1))
+    return np.asarray(kernels.lightened(load, slots, NEAR * floor, work, 0.0).ravel())
+
+
+def _divided(load: Loads, logical: Table, gpus: int, floor: float) -> Table:
+    """Return a lighter placement whose replicas have at most a share of load, if there is one.
+
+    Many shares are tried, and searches start from the best. They do not tell the light slots of
+    a GPU apart, so that they get further where few experts are hot. `logical` and the result
+    are in the order of GPUs; `floor` is the least load of the heaviest GPU.
+    """
+    most = heaviest(load, logical, gpus)
+    if most <= _EVEN * floor:
         return logical
     slots = np.ascontiguousarray(logical.reshape(gpus, -1))
-    return np.asarray(kernels.lightened(load, slots, NEAR * floor, work).ravel())
+    smallest = max(_shared(load, replicated(load, len(logical))).max(), _LEAST_SHARE * floor)
+    weights, packings = kernels.divided(load, slots, (smallest, most), _SHARES)
+    best = [at for at in np.argsort(weights)[:_STARTS].tolist() if weights[at] < np.inf]
+    lighter = [
+        kernels.lightened(load, start, NEAR * floor, _MORE_WORK, (NEAR - 1) * floor).ravel()
+        for start in (slots, *packings[best])
+    ]
+    return min([logical, *lighter], key=lambda own: heaviest(load, own, gpus))
 
 
 def _capped(load: Loads, replicas: int, gpus: int) -> Iterator[Table]:
@@ -334,8 +361,11 @@ def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, 
 
 def _nodes_of_groups(load: Loads, nodes: int) -> Table:
     """Return the node of each group of experts, so that the heaviest node is light."""
-    node, _ = _balanced(load, nodes, load.sum() / nodes)
-    by_node = _lightened(load, np.argsort(node, kind="stable"), nodes, _GROUP_WORK)
+    mean = load.sum() / nodes
+    node, _ = _balanced(load, nodes, mean)
+    by_node, floor = np.argsort(node, kind="stable"), max(mean, load.max())
+    if heaviest(load, by_node, nodes) > _EVEN * floor:
+        by_node = _lightened(load, by_node, nodes, floor, _GROUP_WORK)
     node[by_node] = np.repeat(np.arange(nodes), len(load) // nodes)
     return node
 

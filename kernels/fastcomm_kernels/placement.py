@@ -41,10 +41,11 @@ def weigh(load: Floats, slots: Matrix, count: Matrix, weight: Floats) -> None:
 
 
 @kernel
-def best_swap(load: Floats, state: State, heavy: int, most: float) -> Change:
+def best_swap(load: Floats, state: State, heavy: int, most: float, alike: float) -> Change:
     """Return the swap with a slot of GPU `heavy` whose GPUs are lightest, below `most`.
 
-    Without one, the result has -1 as slot.
+    Slots of less load than `alike` are: the first one of a GPU is compared. Without a swap, the
+    result has -1 as slot.
     """
     slots, count, on, weight = state
     best, at, to, place = most, -1, -1, -1
@@ -52,10 +53,14 @@ def best_swap(load: Floats, state: State, heavy: int, most: float) -> Change:
         a = slots[heavy, x]
         own = load[a] / count[a]
         for g in range(len(slots)):
-            if g == heavy or on[a, g] > 0:
+            if own < alike or g == heavy or on[a, g] > 0:
                 continue
+            is_light = False
             for y in range(slots.shape[1]):
                 b = slots[g, y]
+                if is_light and load[b] < alike * count[b]:
+                    continue
+                is_light = is_light or load[b] < alike * count[b]
                 gain = own - load[b] / count[b]
                 heavier = max(weight[heavy] - gain, weight[g] + gain)
                 if heavier < best and on[b, heavy] == 0:
@@ -64,11 +69,12 @@ def best_swap(load: Floats, state: State, heavy: int, most: float) -> Change:
 
 
 @kernel
-def best_replica(load: Floats, state: State, heavy: int, most: float) -> Change:
+def best_replica(load: Floats, state: State, heavy: int, most: float, alike: float) -> Change:
     """Return the slot that is best given to one more replica of an expert of GPU `heavy`.
 
     It is taken from an expert with other replicas, which get heavier. All GPUs that change are
-    below `most`. Without such a slot, the result has -1 as slot of the expert.
+    below `most`. Experts whose replicas have less load than `alike` get none. Without such a
+    slot, the result has -1 as slot of the expert.
     """
     slots, count, on, weight = state
     gpus = len(slots)
@@ -78,7 +84,7 @@ def best_replica(load: Floats, state: State, heavy: int, most: float) -> Change:
         less = load[a] / (count[a] + 1)
         fall = load[a] / count[a] - less
         for g in range(gpus):
-            if on[a, g] > 0:
+            if load[a] < alike * count[a] or on[a, g] > 0:
                 continue
             for y in range(slots.shape[1]):
                 b = slots[g, y]
@@ -122,7 +128,21 @@ def replace(state: State, to: tuple[int, int], a: int) -> None:
 
 
 @kernel
-def descend(load: Floats, state: State, target: float, work: int, has_spare: bool) -> int:
+def compared(load: Floats, slots: Matrix, count: Matrix, alike: float) -> int:
+    """Return the pairs of slots that are compared with those of a GPU, about."""
+    gpus, room = slots.shape
+    heavy = 0
+    for g in range(gpus):
+        for x in range(room):
+            heavy += load[slots[g, x]] >= alike * count[slots[g, x]]
+    own = -(-heavy // gpus)
+    return own * gpus * min(room, own + 1) + 2 * (slots.size - heavy)
+
+
+@kernel
+def descend(
+    load: Floats, state: State, target: float, work: int, has_spare: bool, alike: float
+) -> int:
     """Change slots while that makes the heaviest GPU lighter; return the work that remains.
 
     Parameters
@@ -137,20 +157,22 @@ def descend(load: Floats, state: State, target: float, work: int, has_spare: boo
         Most pairs of slots to compare.
     has_spare
         Whether some experts have several replicas.
+    alike
+        Load below which the slots of a GPU are not told apart.
 
     """
     slots, count, _, weight = state
-    pairs = slots.shape[1] * len(slots) * slots.shape[1]
+    pairs = compared(load, slots, count, alike)
     while work > 0:
         heavy = int(np.argmax(weight))
         most = weight[heavy]
         if most <= target:
             break
-        swap = best_swap(load, state, heavy, most * _GAIN)
+        swap = best_swap(load, state, heavy, most * _GAIN, alike)
         work -= pairs
         more = swap
         if has_spare:
-            more = best_replica(load, state, heavy, swap[0])
+            more = best_replica(load, state, heavy, swap[0], alike)
             work -= 2 * pairs
         if more[0] < swap[0]:
             replace(state, (more[2], more[3]), slots[heavy, more[1]])
@@ -189,7 +211,7 @@ def kick(state: State, heavy: int, changes: int, word: np.uint64, has_spare: boo
 
 
 @kernel
-def lightened(load: Floats, slots: Matrix, target: float, work: int) -> Matrix:
+def lightened(load: Floats, slots: Matrix, target: float, work: int, alike: float) -> Matrix:
     """Return slots whose heaviest GPU is lighter, or as heavy.
 
     Slots change as long as that makes the heaviest GPU lighter; then the best ones so far get a
@@ -205,6 +227,8 @@ def lightened(load: Floats, slots: Matrix, target: float, work: int) -> Matrix:
         Load of the heaviest GPU that suffices.
     work
         Most pairs of slots to compare, about.
+    alike
+        Load below which the slots of a GPU are not told apart.
 
     """
     best, now = slots.copy(), slots.copy()
@@ -216,7 +240,7 @@ def lightened(load: Floats, slots: Matrix, target: float, work: int) -> Matrix:
     state = now, count, on, weight
     word, turn = _SEED, 0
     while work > 0:
-        work = descend(load, state, target, work, has_spare)
+        work = descend(load, state, target, work, has_spare, alike)
         if weight.max() < least:
             least = weight.max()
             best[:] = now
@@ -230,6 +254,98 @@ def lightened(load: Floats, slots: Matrix, target: float, work: int) -> Matrix:
         turn += 1
         work -= now.size
     return best
+
+
+@kernel
+def counts_below(
+    load: Floats, share: float, total: int, most: int, rule: int, count: Matrix
+) -> bool:
+    """Write the fewest replicas with at most a share of load each; then give away the others.
+
+    By `rule` they go to the experts of least load (0), to the largest replicas (1), or to the
+    largest ones below a third of the share (2). Return whether there are enough of them, and
+    none of the `most` of an expert too many.
+    """
+    spare = total
+    for e in range(len(load)):
+        count[e] = min(most, max(1, int(np.ceil(load[e] / share - 1e-9))))
+        spare -= count[e]
+    while spare > 0:
+        chosen, best = -1, -np.inf
+        for e in range(len(load)):
+            worth = -load[e] if rule == 0 else load[e] / count[e]
+            is_open = count[e] < most and (rule < 2 or load[e] < share / 3)
+            if is_open and worth > best:
+                chosen, best = e, worth
+        if chosen < 0:
+            break
+        more = min(spare, most - count[chosen]) if rule == 0 else 1
+        count[chosen] += more
+        spare -= more
+    return bool(spare == 0)
+
+
+@kernel
+def packed_apart(load: Floats, count: Matrix, slots: Matrix, bar: float) -> float:
+    """Write replicas into slots, largest first into the lightest GPU without the expert.
+
+    Return the load of the heaviest GPU; it is infinite if that is not below `bar`, or if no GPU
+    remains for a replica.
+    """
+    gpus, room = slots.shape
+    weight = np.zeros(gpus)
+    used, last = np.zeros(gpus, np.int64), np.full(gpus, -1, np.int64)
+    for e in np.argsort(-load / count):
+        for _ in range(count[e]):
+            to = -1
+            for g in range(gpus):
+                if used[g] < room and last[g] != e and (to < 0 or weight[g] < weight[to]):
+                    to = g
+            if to < 0 or weight[to] + load[e] / count[e] >= bar:
+                return np.inf
+            slots[to, used[to]], last[to] = e, e
+            used[to] += 1
+            weight[to] += load[e] / count[e]
+    return float(weight.max())
+
+
+@kernel
+def divided(
+    load: Floats, slots: Matrix, shares: tuple[float, float], trials: int
+) -> tuple[Floats, Matrix]:
+    """Return the best packings of experts that are divided into shares of many sizes.
+
+    Parameters
+    ----------
+    load
+        Load of each expert.
+    slots
+        Expert of each slot, shape (GPUs, slots of a GPU); only its shape is used.
+    shares
+        Smallest and greatest share.
+    trials
+        Number of shares.
+
+    Returns
+    -------
+    heaviest : ndarray
+        Load of the heaviest GPU, by what is done with spare replicas; infinite without one.
+    packings : ndarray
+        Expert of each slot, shape (3, GPUs, slots of a GPU).
+
+    """
+    gpus = len(slots)
+    heaviest, now = np.full(3, np.inf), slots.copy()
+    packings = np.zeros((3, *slots.shape), np.int64)
+    count = np.ones(len(load), np.int64)
+    for trial in range(trials):
+        share = shares[0] * (shares[1] / shares[0]) ** (trial / max(1, trials - 1))
+        for rule in range(3):
+            if counts_below(load, share, slots.size, gpus, rule, count):
+                weight = packed_apart(load, count, now, heaviest[rule])
+                if weight < heaviest[rule]:
+                    heaviest[rule], packings[rule] = weight, now
+    return heaviest, packings
 
 
 @kernel

@@ -359,6 +359,16 @@ def test_few_replicas_of_a_node_go_to_the_experts_that_need_them():
     assert np.median(ratios) < 0.9
 
 
+def test_few_slots_are_not_filled_by_replicas_of_hot_experts():
+    """Three hot experts: with eleven replicas, some GPUs have two of them."""
+    load = np.full(32, 45.0)
+    load[[0, 5, 30]] = 21_535, 26_700, 31_000
+    found = placement.place(load, 40, 1, 1, 8)
+    assert placement.heaviest(load, found.logical, 8) < 1.1 * load.sum() / 8
+    hot = found.replicas[[0, 5, 30]]
+    assert hot.sum() == 8
+
+
 def test_each_layer_is_placed_by_its_own_load():
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=40, num_layers=2, iter_num=2,
                        batch_size=1)  # fmt: skip

@@ -40,7 +40,7 @@ def test_the_search_finds_the_best_of_all_placements(experts, gpus, room):
         load = np.random.default_rng(seed).gamma(0.7, 1, experts)
         slots = start(experts, gpus, room)
         with np.errstate(over="ignore"):
-            found = placement.lightened(load, slots, load.sum() / gpus, 20_000)
+            found = placement.lightened(load, slots, load.sum() / gpus, 20_000, 0.0)
         best = lightest(load.tolist(), gpus, room)
         assert heaviest(load, found.tolist()) == pytest.approx(best, rel=1e-9)
 
@@ -50,18 +50,52 @@ def test_the_search_keeps_every_expert_and_makes_no_gpu_heavier(seed, shape):
     load = np.random.default_rng(seed).gamma(0.7, 1, shape[0])
     slots = start(*shape)
     with np.errstate(over="ignore"):
-        found = placement.lightened(load, slots, 0.0, 2000).tolist()
+        found = placement.lightened(load, slots, 0.0, 2000, 0.0).tolist()
     assert {expert for own in found for expert in own} == set(range(shape[0]))
     assert all(len(set(own)) == shape[2] for own in found)
     assert heaviest(load, found) <= heaviest(load, slots.tolist()) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("shape", [(9, 4, 3), (12, 4, 3), (7, 2, 5)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_that_does_not_tell_light_slots_apart_keeps_every_expert(shape, seed):
+    load = np.random.default_rng(seed).lognormal(0, 2, shape[0])
+    slots = start(*shape)
+    with np.errstate(over="ignore"):
+        found = placement.lightened(load, slots, 0.0, 2000, np.median(load))
+    assert set(found.ravel().tolist()) == set(range(shape[0]))
+    assert all(len(set(own)) == shape[2] for own in found.tolist())
+    assert heaviest(load, found.tolist()) <= heaviest(load, slots.tolist()) * (1 + 1e-9)
+
+
+def test_experts_are_divided_so_that_their_replicas_fill_gpus():
+    load = np.array([8.0, 4.0, 4.0, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3])
+    weights, packings = placement.divided(load, np.zeros((4, 3), np.int64), (2.0, 9.0), 8)
+    assert weights.min() == pytest.approx(4, rel=1e-3)
+    for weight, slots in zip(weights, packings, strict=True):
+        assert set(slots.ravel().tolist()) == set(range(8))
+        assert all(len(set(own)) == 3 for own in slots.tolist())
+        assert heaviest(load, slots.tolist()) == pytest.approx(weight)
+
+
+def test_no_packing_has_more_replicas_of_an_expert_than_gpus():
+    weights, _ = placement.divided(np.ones(2), np.zeros((2, 3), np.int64), (0.5, 1.0), 3)
+    assert np.isinf(weights).all()
+
+
+def test_replicas_may_not_fit_on_gpus_that_lack_the_expert():
+    load, slots = np.array([3.0, 2.0]), np.zeros((2, 2), np.int64)
+    assert placement.packed_apart(load, np.array([1, 3]), slots, np.inf) == np.inf
+    assert placement.packed_apart(load, np.array([2, 2]), slots, np.inf) == 2.5
+    assert placement.packed_apart(load, np.array([2, 2]), slots, 2.5) == np.inf
+
+
 def test_a_target_that_is_reached_ends_the_search():
     load = np.array([3.0, 1.0, 1.0, 3.0])
     slots = np.array([[0, 3], [1, 2]])
-    found = placement.lightened(load, slots, 4.0, 10_000)
+    found = placement.lightened(load, slots, 4.0, 10_000, 0.0)
     assert heaviest(load, found.tolist()) == 4.0
-    assert (placement.lightened(load, slots, 6.0, 10_000) == slots).all()
+    assert (placement.lightened(load, slots, 6.0, 10_000, 0.0) == slots).all()
 
 
 def moves(slots, was):
@@ -76,7 +110,7 @@ def test_settled_experts_move_less_and_make_no_gpu_heavier(width, seed):
     random = np.random.default_rng(seed)
     load = random.integers(1, 4, 9).astype(float)
     before, after = (start(9, 4, 3)[random.permutation(4)] for _ in range(2))
-    after = placement.lightened(load, after, 0.0, 500)
+    after = placement.lightened(load, after, 0.0, 500, 0.0)
     _, was = placement.counted(before, 9)
     most = heaviest(load, after.tolist())
     found = placement.settled(load, after, was, width, most)
