@@ -289,7 +289,7 @@ def kick(
         word ^= word << _S17
         bits = np.int64(word >> np.uint64(2))
         if undone < changes:
-            moves += retract(state, was, bits)
+            moves += retract(state, was, int(bits))
             continue
         weigh(load, slots, count, weight)
         heavy = int(np.argmax(weight))

@@ -136,7 +136,7 @@ def compared(load: Floats, slots: Matrix, count: Matrix, alike: float) -> int:
         for x in range(room):
             heavy += load[slots[g, x]] >= alike * count[slots[g, x]]
     own = -(-heavy // gpus)
-    return own * gpus * min(room, own + 1) + 2 * (slots.size - heavy)
+    return int(own * gpus * min(room, own + 1) + 2 * (slots.size - heavy))
 
 
 @kernel
