@@ -86,7 +86,7 @@ def _document(plan, rank):
 def _step(plan, rank, at, step, state):
     if state.get("steps") != ABSENT:
         yield k.mark(f"ProfilerStep#{step}", at, _length(state, "steps", STEP_US - 100))
-    number = 100 * step
+    number = 100 * step + 1  # 0 stands for none
     slow = 2 if rank == plan["slow"] else 1
     work = [("compute", "gemm", 300 * slow, {})]
     work += [("copies", "Memcpy HtoD (Pinned -> Device)", 20, {"bytes": 4096})]
