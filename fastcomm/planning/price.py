@@ -604,10 +604,15 @@ def _bytes(plan: Plan) -> dict[str, float]:
 
 
 def _in_flight(plan: Plan) -> float:
-    """Return the micro-batches whose activations the first stage holds, all virtual stages."""
-    if plan.vp == 1:
-        return float(min(plan.micro_batches, plan.pp))
-    return min(plan.micro_batches, plan.pp * (1 + (plan.pp - 1) / (plan.pp * plan.vp)))
+    """Return the micro-batches whose activations the first stage holds, all virtual stages.
+
+    A forward pass under a backward one saves each layer just before the other frees one:
+    Megatron-Core warms up with one virtual stage more, and holds a layer more.
+    """
+    flight = float(plan.pp) if plan.vp == 1 else plan.pp + (plan.pp - 1) / plan.vp
+    if "overlapped" in plan.dispatch:
+        flight += 1 / plan.stage_layers
+    return min(plan.micro_batches, flight)
 
 
 def _pools(plan: Plan) -> float:

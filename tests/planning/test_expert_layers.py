@@ -161,6 +161,21 @@ def test_token_counts_stop_the_host_in_each_layer():
         assert waiting_time(ahead, constants, experts, enough) == 0
 
 
+def activations(plan):
+    """Bytes of the activations of a plan."""
+    terms = price_plan(plan, Constants()).memory
+    return next(term.value for term in terms if term.name == "activations")
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (4, 3), (4, 12)])
+def test_an_exchange_under_another_micro_batch_holds_one_layer_more(sizes):
+    pp, vp = sizes
+    plan = replace(LAYER, gpus=8 * pp, pp=pp, vp=vp, global_batch=64, dispatch="deepep")
+    layers, flight = plan.model.layers / pp, pp + (pp - 1) / vp
+    more = activations(replace(plan, dispatch="deepep overlapped")) / activations(plan) - 1
+    assert more == pytest.approx(1 / (layers * flight))
+
+
 def test_natural_routing_costs_the_rows_of_the_fullest_rank():
     experts = QWEN.experts
     natural = replace(LAYER, routing="natural")
