@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Self
 
@@ -49,6 +50,7 @@ GRADIENTS = {"bf16": 2, "fp32": 4}  # bytes of an accumulated gradient
 MOMENTS = {"fp32": 8, "bf16": 4}  # bytes of the optimizer's two moments of a parameter
 _BF16_GRADIENTS = 2023.9  # year of the stack
 _YEARS = (2000, 2100)
+_UNEVEN = 1.1  # longest virtual stage of a layout, over the mean
 # Whether parameters, gradients and optimizer states are divided.
 _DIVIDED = {
     "zero3": (True, True, True),
@@ -448,6 +450,31 @@ def virtual_stages(plan: Plan) -> tuple[int, ...]:
     return tuple(
         n for n in range(1, 13) if n == 1 or any(c % (plan.pp * n) == 0 for c in counts)
     )
+
+
+@lru_cache(maxsize=1 << 10)
+def stage_units(model: Model, parts: int) -> tuple[str, ...]:
+    """Return the units of each of `parts` virtual stages, as equally many as possible.
+
+    As Megatron-Core's layout of a pipeline has them: the embedding is E, a layer t, one that
+    predicts a further token m, and the loss L.
+    """
+    units = "E" + "t" * model.layers + "m" * model.mtp_layers + "L"
+    cuts = [len(units) * place // parts for place in range(parts + 1)]
+    return tuple(units[start:end] for start, end in pairwise(cuts))
+
+
+def has_even_layout(plan: Plan) -> bool:
+    """Whether a layout by units spreads layers evenly over ranks and their virtual stages.
+
+    No rank has more layers than the fullest one must have. The longest virtual stage, for which
+    others wait, is at most a tenth above the mean.
+    """
+    stages = stage_units(plan.model, plan.pp * plan.vp)
+    counts = [units.count("t") + units.count("m") for units in stages]
+    most = max(sum(counts[rank :: plan.pp]) for rank in range(plan.pp))
+    mean = sum(counts) / len(counts)
+    return most <= plan.stage_layers and max(counts) <= _UNEVEN * mean
 
 
 _SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "micro_batch")

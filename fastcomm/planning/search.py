@@ -15,6 +15,7 @@ from fastcomm.planning.expected import equal_steps, expected_error
 from fastcomm.planning.job import (
     ROUTING,
     Plan,
+    has_even_layout,
     job_of,
     measured_cluster,
     strategy_values,
@@ -39,6 +40,7 @@ _MICRO_BATCHES = (1, 2, 4, 8)
 # Tokens of a sequence on a rank that context parallelism leaves, as in published runs.
 _LEAST_TOKENS = 4096
 _MOST_TENSOR = 16
+_LAID_OUT = range(2, 13)  # virtual stages of a layout
 _NODE = 8  # most GPUs of a node
 # Share of a GPU's memory that a strategy may need: the rest is for fragmentation, and the error
 # of the prediction.
@@ -282,8 +284,16 @@ def _layouts(base: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
     for tp, pp, cp in product(*(_values(base, name, fixed, n) for name, n in choices.items())):
         if base.gpus % (tp * pp * cp) == 0:
             plan = variant(base, tp=tp, pp=pp, cp=cp)
-            for vp in _values(plan, "vp", fixed, virtual_stages(plan)):
+            for vp in _values(plan, "vp", fixed, _virtual_stages(plan)):
                 yield from _spread(variant(plan, vp=vp), fixed)
+
+
+def _virtual_stages(plan: Plan) -> list[int]:
+    """Return the virtual stages to try: also those that Megatron-Core lays out by units."""
+    counts = set(virtual_stages(plan))
+    if plan.pp > 1:
+        counts |= {n for n in _LAID_OUT if has_even_layout(variant(plan, vp=n))}
+    return sorted(counts)
 
 
 def _spread(plan: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
@@ -381,7 +391,9 @@ def _recompute(layout: Plan) -> tuple[str, ...]:
 
 def _is_valid(layout: Plan) -> bool:
     """Whether a trainer would run a layout with some micro-batch."""
-    return layout.last_layers >= 1 and not _problem(layout)
+    has_layouts = "vp" not in layout.trainer_rules.unsupported
+    is_filled = layout.last_layers >= 1 or (has_layouts and has_even_layout(layout))
+    return is_filled and not _problem(layout)
 
 
 def _problem(layout: Plan) -> str:

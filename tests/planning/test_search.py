@@ -20,7 +20,7 @@ from fastcomm.models import Model, load
 from fastcomm.option_fields import literals
 from fastcomm.planning import launch
 from fastcomm.planning.constants import Constants
-from fastcomm.planning.job import GRADIENTS, GRAPHS, Plan
+from fastcomm.planning.job import GRADIENTS, GRAPHS, Plan, stage_units
 from fastcomm.planning.options import PlanOptions
 from fastcomm.planning.price import price_plan
 from fastcomm.planning.search import bottleneck, candidates, rank, search_plans
@@ -39,6 +39,16 @@ SMALL = Plan(
 SCHEMA = SCHEMAS / "plan.json"
 
 
+def is_even(layers, pp, vp):
+    """Whether layers, with the embedding before and the loss after them, spread evenly."""
+    cuts = [(layers + 2) * n // (pp * vp) for n in range(pp * vp + 1)]
+    sizes = [end - start for start, end in itertools.pairwise(cuts)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    fullest = max(sum(sizes[rank::pp]) for rank in range(pp))
+    return fullest <= -(-layers // pp) and max(sizes) * pp * vp <= 1.1 * layers
+
+
 def strategies():
     """Every strategy of Megatron-Core for `SMALL`, by trying all combinations."""
     sizes = itertools.product((1, 2, 4, 8), (1, 2, 4, 8), range(1, 13), (1, 2), (1, 2, 4, 8))
@@ -52,6 +62,7 @@ def strategies():
             with suppress(ConfigError):
                 plan.check()
                 divides = any((32 + ends) % (pp * vp) == 0 for ends in range(3))
+                divides = divides or is_even(32, pp, vp)
                 full = plan.micro_batches >= pp and (vp == 1 or plan.micro_batches % pp == 0)
                 if full and (vp == 1 or divides):
                     yield plan
@@ -110,6 +121,34 @@ def test_fixed_values_and_the_limit_of_memory_hold():
         assert row.memory_bytes <= 60 * 2**30
 
 
+def test_pipelines_whose_stages_do_not_divide_the_layers_are_searched():
+    # 61 layers on 4 stages of 4 virtual ones: measured on 256 GB200, and the fastest there.
+    job = replace(SMALL, model=load("deepseek-v3"), gpu="gb200", gpus=256, domain=72)
+    job = replace(job, global_batch=2048, seq_len=4096, precision="mxfp8")
+    few = {"micro_batch": "1", "ep": "64", "cp": "1"}
+    fixed = {"tp": "1", "pp": "4", "vp": "4"}
+    own = rank(job, few | fixed, Constants()).layouts[0]
+    rows = rank(job, few, Constants()).plans
+    assert own.plan in [row.plan for row in rows]
+    assert rows[0].step_s <= own.step_s
+    splits = {(plan.pp, plan.vp) for plan in candidates(job, few | {"ep": "8"})}
+    assert splits >= {(4, 2), (4, 4), (4, 8), (8, 2), (8, 4), (16, 2), (32, 1)}
+    assert (4, 3) not in splits  # 5 or 6 layers a virtual stage
+
+
+@pytest.mark.parametrize(("pp", "vp"), [(4, 4), (8, 4), (32, 1)])
+def test_a_layout_that_is_searched_is_launched(pp, vp):
+    job = replace(SMALL, model=load("deepseek-v3"), gpu="gb200", gpus=256, domain=72)
+    job = replace(job, global_batch=2048, seq_len=4096)
+    fixed = {"tp": "1", "cp": "1", "pp": str(pp), "vp": str(vp), "ep": "8"}
+    plan = next(candidates(job, fixed))
+    units = "|".join(stage_units(plan.model, pp * vp))
+    text = launch.launch("megatron", plan)
+    assert f"--pipeline-model-parallel-layout '{units}'" in text
+    titan = replace(job, trainer="fsdp2")
+    assert (pp == 32) is not bool(list(candidates(titan, fixed | {"vp": "1"})))
+
+
 def test_equal_strategies_are_one_row():
     found = rank(replace(SMALL, gpus=1, global_batch=2), {}, Constants())
     assert len({row.plan for row in found.plans}) == len(found.plans)
@@ -145,9 +184,10 @@ def test_published_strategies_are_among_the_first_twenty_of_their_search():
     own_search = PlanOptions(**words, cluster="dgx-h800", precision="fp8_block")
     places = {
         fix: [row.layout for row in search_plans(replace(own_search, fix=fix)).layouts]
-        for fix in (None, "tp=1")
+        for fix in ("dispatch=deepep+overlapped+(dualpipe)", "tp=1")
     }
-    assert places[None].index((1, 16, 1, 64)) < 20
+    # With the schedule that ran; Megatron-Core overlaps exchanges in other layouts.
+    assert places["dispatch=deepep+overlapped+(dualpipe)"].index((1, 16, 1, 64)) < 20
     assert places["tp=1"].index((1, 16, 1, 64)) < 5
 
 
