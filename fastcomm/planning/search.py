@@ -40,7 +40,7 @@ _MICRO_BATCHES = (1, 2, 4, 8)
 # Tokens of a sequence on a rank that context parallelism leaves, as in published runs.
 _LEAST_TOKENS = 4096
 _MOST_TENSOR = 16
-_LAID_OUT = range(2, 13)  # virtual stages of a layout
+_MOST_VIRTUAL = 12  # stages of a rank
 _NODE = 8  # most GPUs of a node
 # Share of a GPU's memory that a strategy may need: the rest is for fragmentation, and the error
 # of the prediction.
@@ -289,11 +289,13 @@ def _layouts(base: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
 
 
 def _virtual_stages(plan: Plan) -> list[int]:
-    """Return the virtual stages to try: also those that Megatron-Core lays out by units."""
-    counts = set(virtual_stages(plan))
-    if plan.pp > 1:
-        counts |= {n for n in _LAID_OUT if has_even_layout(variant(plan, vp=n))}
-    return sorted(counts)
+    """Return the virtual stages to try: also more, where Megatron-Core's layouts are even.
+
+    Fewer than divide the layers would only lengthen the bubble.
+    """
+    counts = virtual_stages(plan)
+    more = range(max(counts) + 1, _MOST_VIRTUAL + 1) if plan.pp > 1 else ()
+    return [*counts, *(n for n in more if has_even_layout(variant(plan, vp=n)))]
 
 
 def _spread(plan: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:

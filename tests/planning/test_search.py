@@ -37,6 +37,7 @@ SMALL = Plan(
     domain=8,
 )
 SCHEMA = SCHEMAS / "plan.json"
+ENDS = (0, 1, 2)  # embedding and head as layers
 
 
 def is_even(layers, pp, vp):
@@ -61,8 +62,8 @@ def strategies():
             plan = replace(plan, recompute=recompute)
             with suppress(ConfigError):
                 plan.check()
-                divides = any((32 + ends) % (pp * vp) == 0 for ends in range(3))
-                divides = divides or is_even(32, pp, vp)
+                exact = [n for n in range(1, 13) if any((32 + e) % (pp * n) == 0 for e in ENDS)]
+                divides = vp in exact or (vp > max(exact) and is_even(32, pp, vp))
                 full = plan.micro_batches >= pp and (vp == 1 or plan.micro_batches % pp == 0)
                 if full and (vp == 1 or divides):
                     yield plan
