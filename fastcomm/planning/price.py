@@ -17,6 +17,7 @@ from fastcomm.planning.experts import (
     exchange_time,
     expert_elementwise,
     expert_gemms,
+    fullest_share,
     launch_time,
     waiting_time,
 )
@@ -652,7 +653,8 @@ def _saved(plan: Plan) -> float:
     layer = (4 + norms) * model.hidden + wide + 2 * model.hidden * model.breadth
     if experts := model.experts:
         routed = factor - (stored if "moe_act" in modules else 0)
-        copies = experts.top_k * (stored * model.hidden + routed * experts.ffn)
+        rows = experts.top_k * fullest_share(plan, experts)
+        copies = rows * (stored * model.hidden + routed * experts.ffn)
         shared = 0 if "shared_experts" in modules else factor * experts.shared
         layer += 0 if "moe" in modules else copies + shared
     elif "mlp" not in modules:
