@@ -8,6 +8,7 @@ writes the numbers.
 from dataclasses import dataclass, replace
 
 from fastcomm.hardware.gpus import gpu
+from fastcomm.planning.experts import MEASURED_SHARE, is_measured_share
 from fastcomm.planning.job import RECIPES, ROUTING, Plan
 from fastcomm.planning.price import PlanPrice
 
@@ -111,6 +112,8 @@ def expected_error(price: PlanPrice) -> ExpectedError:
     """Return the error to expect of a throughput, by the class of its plan."""
     if price.plan.gpu not in _RUN_GPUS:
         return ExpectedError(reason=f"no published run is on {gpu(price.plan.gpu).name}")
+    if reason := _unmeasured_routing(price.plan):
+        return ExpectedError(reason=reason)
     for name, value in covered(price).items():
         low, high = COVERED[name]
         if not low <= value <= high:
@@ -131,6 +134,18 @@ def expected_error(price: PlanPrice) -> ExpectedError:
         of=of,
         wider=wider,
         runs=runs,
+    )
+
+
+def _unmeasured_routing(plan: Plan) -> str:
+    """Return why the fullest rank of experts is not measured; empty if it is."""
+    experts = plan.model.experts
+    if experts is None or is_measured_share(plan, experts):
+        return ""
+    ranks, own = MEASURED_SHARE
+    return (
+        f"natural routing to {plan.ep} ranks of {experts.number // plan.ep} experts; "
+        f"published runs have {ranks} of {own}"
     )
 
 

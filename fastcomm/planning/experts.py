@@ -46,24 +46,37 @@ def fullest_share(plan: Plan, experts: Experts) -> float:
     return min(share, _MOST_SHARE)
 
 
+def is_measured_share(plan: Plan, experts: Experts) -> bool:
+    """Whether runs with a router have as many ranks and experts a rank, or all rows are equal.
+
+    Elsewhere the share of the fullest rank is an extrapolation, of unknown error.
+    """
+    return (
+        fullest_share(plan, experts) == 1
+        or (plan.ep, experts.number // plan.ep) == MEASURED_SHARE
+    )
+
+
 def fullest_range(plan: Plan, experts: Experts) -> tuple[float, float] | None:
     """Return between what the share of the fullest rank lies nine of ten times.
 
-    Loads of ranks are taken as normal and independent. None if rows are equal.
+    Loads of ranks are taken as normal and independent; no fullest rank is below the mean. None
+    if rows are equal, or runs have no such ranks.
     """
-    if fullest_share(plan, experts) == 1:
+    if fullest_share(plan, experts) == 1 or not is_measured_share(plan, experts):
         return None
     spread = _LOAD_VARIATION / sqrt(experts.number / plan.ep)
     low, high = (
         1 + spread * NormalDist().inv_cdf(share ** (1 / plan.ep)) for share in (0.05, 0.95)
     )
-    return min(low, _MOST_SHARE), min(high, _MOST_SHARE)
+    return max(1.0, low), high
 
 
 # Standard deviation of the load of an expert over its mean, so that the fullest of 8 ranks with
 # 16 experts each has 1.55 times the mean: Qwen3-235B on H100, forced and natural routing.
 _LOAD_VARIATION = 1.08
 _MOST_SHARE = 2.0
+MEASURED_SHARE = (8, 16)  # ranks, and experts a rank, of these runs
 _FEWER_CALLS = 2025.8  # year of stacks from which on Linear launches in fewer calls
 
 

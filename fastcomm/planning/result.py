@@ -219,16 +219,16 @@ class PriceResult(TableResult):
         return shortcuts(self.price, self.constants)
 
     @property
-    def fullest(self) -> tuple[float, float, float] | None:
+    def fullest(self) -> tuple[float, tuple[float, float] | None] | None:
         """Rows of the fullest rank of experts over the mean: assumed, and nine of ten times.
 
-        None if all ranks have equally many rows.
+        None if all ranks have equally many rows; without a range where it is not measured.
         """
         plan = self.price.plan
         experts = plan.model.experts
-        if experts is None or (limits := fullest_range(plan, experts)) is None:
+        if experts is None or (share := fullest_share(plan, experts)) == 1:
             return None
-        return fullest_share(plan, experts), *limits
+        return share, fullest_range(plan, experts)
 
     @property
     def expected(self) -> ExpectedError:
@@ -257,11 +257,13 @@ class PriceResult(TableResult):
             "calibration": _calibration(self.calibration),
         }
 
-    def _fullest(self) -> dict[str, float] | None:
+    def _fullest(self) -> dict[str, float | None] | None:
         """Return `fullest` as a JSON object."""
         if self.fullest is None:
             return None
-        return dict(zip(("share", "low", "high"), self.fullest, strict=True))
+        share, limits = self.fullest
+        low, high = limits or (None, None)
+        return {"share": share, "low": low, "high": high}
 
     def to_arrow(self) -> pa.Table:
         """Return the terms of the price as a table, one a row."""

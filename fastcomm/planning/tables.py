@@ -42,9 +42,12 @@ def show_price(result: PriceResult) -> None:
     say(console, _expected(expected), hanging=2)
     say(console, escape(f"{price.plan.model.name}: {strategy_text(price.plan)}"), hanging=2)
     if result.fullest:
-        share, low, high = result.fullest
+        share, limits = result.fullest
         text = f"fullest rank of experts: {share:.2f} times the mean rows"
-        say(console, f"{text}; nine of ten times {low:.2f} to {high:.2f}", hanging=2)
+        spread = "not measured for these ranks"
+        if limits is not None:
+            spread = f"nine of ten times {limits[0]:.2f} to {limits[1]:.2f}"
+        say(console, f"{text}; {spread}", hanging=2)
     console.print(terms_table("time", list(price.time), format_s))
     console.print(terms_table("memory", list(price.memory), format_binary_bytes))
     if result.halves:

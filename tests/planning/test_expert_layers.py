@@ -27,6 +27,7 @@ from fastcomm.planning.job import Plan, with_strategy
 from fastcomm.planning.price import layer_times, price_plan
 from fastcomm.planning.result import shortcuts, strategy_text
 from fastcomm.planning.runs import load_runs
+from fastcomm.planning.search import rank
 
 QWEN = load("qwen3-30b-a3b")
 DEEPSEEK = load("deepseek-v3")
@@ -300,6 +301,24 @@ def test_a_switch_without_what_it_takes_is_refused(change, message):
         replace(LAYER, **change).check()
 
 
+def test_the_fullest_rank_holds_the_activations_of_its_rows():
+    natural = replace(LAYER, routing="natural")
+    share = fullest_share(natural, QWEN.experts)
+    rows = LAYER.tokens * QWEN.layers * QWEN.experts.top_k
+    # Inputs of both GEMMs, and the two halves of the gated unit, in bf16.
+    routed = rows * (2 * QWEN.hidden + 6 * QWEN.experts.ffn)
+    assert activations(natural) - activations(LAYER) == pytest.approx((share - 1) * routed)
+    same = {"dispatch": "alltoall capacity"}
+    assert activations(replace(natural, **same)) == activations(replace(LAYER, **same))
+    job = replace(LAYER, global_batch=512)
+    even, fullest = (
+        rank(replace(job, routing=routing), {"pp": "1"}, Constants())
+        for routing in ("forced", "natural")
+    )
+    assert even.candidates == fullest.candidates
+    assert len(even.plans) > len(fullest.plans)
+
+
 def test_natural_routing_has_no_narrower_interval_and_says_the_range_of_the_fullest_rank():
     for change in ({}, {"precision": "fp8_cs", "year": 2025.5}, {"year": 2025.5}):
         forced, natural = (
@@ -444,3 +463,30 @@ def test_gb300_trains_faster_in_fp8_than_gb200():
             for name in ("gb200", "gb300")
         ]
         assert steps[0] / steps[1] == pytest.approx(ratio, rel=0.04)
+
+
+@pytest.mark.parametrize("ep", [2, 4, 16, 64])
+def test_a_fullest_rank_that_no_run_has_is_not_measured(ep):
+    plan = replace(LAYER, gpus=64, global_batch=512, ep=ep, routing="natural")
+    assert fullest_share(plan, QWEN.experts) > 1
+    assert fullest_range(plan, QWEN.experts) is None
+    expected = expected_error(price_plan(plan, Constants()))
+    assert expected.low is None
+    assert "published runs have 8 of 16" in expected.reason
+    words = (
+        "plan",
+        "price",
+        "--model",
+        "qwen3-30b-a3b",
+        "--world-size",
+        "64",
+        "--seq-len",
+        "4096",
+    )
+    more = ("--global-batch", "512", "--strategy", f"ep={ep},routing=natural")
+    assert "times the mean rows; not measured for these ranks" in invoke(*words, *more).stdout
+    document = json.loads(invoke(*words, *more, "--json").stdout)
+    schema("price").validate(document)
+    assert document["fullest_rank"]["low"] is document["fullest_rank"]["high"] is None
+    padded = replace(plan, dispatch="alltoall capacity")
+    assert "routing" not in expected_error(price_plan(padded, Constants())).reason
