@@ -10,6 +10,7 @@ compared in lower case, without spaces around them.
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -61,6 +62,32 @@ _NAMES = {
     "mtp_layers": ("num_nextn_predict_layers",),
     "window": ("sliding_window",),
 }
+# Keys of shapes that no price has, and the values with which they change nothing.
+_UNPRICED: dict[str, tuple[object, ...]] = {
+    "attn_type_list": (),
+    "attn_layer_indices": (),
+    "attn_layer_offset": (),
+    "attn_layer_period": (1,),
+    "block_types": (),
+    "cross_attention_layers": (),
+    "expert_layer_offset": (0,),
+    "expert_layer_period": (1,),
+    "full_attention_interval": (1,),
+    "hybrid_override_pattern": (),
+    "index_topk": (),  # sparse attention
+    "interleave_moe_layer_step": (1,),
+    "intermediate_size_mlp": (),  # beside a shared expert in every layer
+    "is_encoder_decoder": (),
+    "layers_block_type": (),
+    "linear_attn_config": (),
+    "multi_query": (),
+    "parallel_attn_mlp_res": (),
+    "shared_intermediate_size": (),
+}
+_UNPRICED_ATTENTION = re.compile(r"(linear_num|linear_key|linear_value|mamba|ssm|rwkv|lru)_")
+# Keys of experts: numbers above 1, or lists, change the shape unless `_NAMES` has the key.
+_OF_EXPERTS = re.compile(r"experts|^moe_(k|layer|num|every)|_moe_layer|^(ffn|moe)_config$")
+_FULL_ATTENTION = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
 _MOST = 1 << 40  # largest number in a configuration
 _GATED = ("silu", "swish", "swiglu")
 _LARGEST = 64 << 20  # bytes of a table
@@ -95,7 +122,7 @@ class Experts:
 class Latent:
     """Multi-head latent attention: ranks of the projections, and widths of a head."""
 
-    q_rank: int
+    q_rank: int  # 0 if queries are not compressed
     kv_rank: int
     nope: int
     rope: int
@@ -164,7 +191,7 @@ class Model:
         h, a, latent = float(self.hidden), self.heads, self.latent
         return (
             (h * latent.q_rank, 1),
-            (float(latent.q_rank) * a * (latent.nope + latent.rope), 1),
+            ((latent.q_rank or h) * a * (latent.nope + latent.rope), 1),
             (h * (latent.kv_rank + latent.rope), 1),
             (float(latent.kv_rank) * a * (latent.nope + latent.value), 1),
             (float(a) * latent.value * h, 1),
@@ -392,6 +419,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _model(config: dict[str, Any], path: Path) -> Model:
     """Return the model of a configuration, in the keys of fastcomm or Hugging Face."""
+    _check_keys(config, path)
     if "mlp" in config and config["mlp"] not in {"swiglu", "gelu"}:
         raise ConfigError(f"{path}: invalid mlp {config['mlp']!r}: expected swiglu or gelu")
     gated = config.get("hidden_act", config.get("activation_function", "silu")) in _GATED
@@ -421,6 +449,34 @@ def _model(config: dict[str, Any], path: Path) -> Model:
     )
 
 
+def _check_keys(config: dict[str, Any], path: Path) -> None:
+    """Raise `ConfigError` for a key that makes layers or experts differ from those priced."""
+    usual = {name for key, names in _NAMES.items() for name in (key, *names)}
+    # An error that names the keys that are understood follows for these.
+    usual |= {"mlp_only_layers"}
+    for key, value in config.items():
+        if not value or key in usual:
+            continue
+        is_shared = "shared" in key and "expert" in key
+        is_unpriced = key in _UNPRICED and value not in _UNPRICED[key]
+        is_unpriced |= _UNPRICED_ATTENTION.match(key) is not None
+        if is_shared or (key not in _UNPRICED and _OF_EXPERTS.search(key)):
+            is_unpriced |= _counts(value, least=1 if is_shared else 2)
+        if key == "layer_types" and isinstance(value, list):
+            is_unpriced |= not {str(kind) for kind in value} <= _FULL_ATTENTION
+        if is_unpriced:
+            raise ConfigError(
+                f"{path}: {key} {shortened(value)} is not understood: layers and experts "
+                "could not be priced as they are"
+            )
+
+
+def _counts(value: object, least: int) -> bool:
+    """Return whether a value is a number from `least` on, or has several."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, list | dict) or (is_number and value >= least)
+
+
 def _alternates(config: dict[str, Any]) -> bool:
     """Whether every second layer has a window, as the only use of one that is priced."""
     kinds = config.get("layer_types")
@@ -439,8 +495,12 @@ def _latent(config: dict[str, Any], path: Path) -> Latent | None:
     """Return latent attention, if the file has the rank of its keys and values."""
     if not any(config.get(name) for name in ("kv_rank", *_NAMES["kv_rank"])):
         return None
-    names = ("q_rank", "kv_rank", "nope", "rope", "value")
-    return Latent(**{name: _number(config, name, path) for name in names})
+    queries = ("q_rank", *_NAMES["q_rank"])
+    # Null compresses no queries; a file without the key is incomplete.
+    least = 0 if any(name in config for name in queries) else None
+    ranks = {"q_rank": _number(config, "q_rank", path, least)}
+    names = ("kv_rank", "nope", "rope", "value")
+    return Latent(**ranks, **{name: _number(config, name, path) for name in names})
 
 
 def _experts(config: dict[str, Any], path: Path, ffn: int) -> Experts | None:
@@ -477,7 +537,7 @@ def _number(config: dict[str, Any], key: str, path: Path, default: int | None = 
     least = 0 if default == 0 else 1
     if type(value) is not int or not least <= value <= _MOST:
         raise ConfigError(
-            f"{path}: invalid {' or '.join(names)} {value!r}: expected a whole number"
+            f"{path}: invalid {' or '.join(names)} {shortened(value)}: expected a whole number"
         )
     return value
 
@@ -597,7 +657,8 @@ def _model_of_row(row: Mapping[str, str], where: str) -> Model:
     if number("kv_lora"):
         names = {"q_rank": "q_lora", "kv_rank": "kv_lora", "nope": "qk_nope"}
         names |= {"rope": "qk_rope", "value": "v_dim"}
-        latent = Latent(**{part: number(name, 1) for part, name in names.items()})
+        ranks = {part: number(name, int(part != "q_rank")) for part, name in names.items()}
+        latent = Latent(**ranks)
     if number("experts"):
         experts = Experts(
             number=number("experts"),

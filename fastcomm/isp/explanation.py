@@ -221,8 +221,9 @@ def _megatron(record: Record, problem: SearchProblem) -> str:
 def _megatron_attention(model: Model) -> list[str]:
     """Return Megatron's arguments for latent or grouped-query attention, if any."""
     if latent := model.latent:
+        queries = f" --q-lora-rank {latent.q_rank}" if latent.q_rank else ""
         return [
-            f"--multi-latent-attention --q-lora-rank {latent.q_rank}",
+            f"--multi-latent-attention{queries}",
             f"--kv-lora-rank {latent.kv_rank} --qk-head-dim {latent.nope}",
             f"--qk-pos-emb-head-dim {latent.rope} --v-head-dim {latent.value}",
         ]

@@ -63,7 +63,7 @@ def _attention_matrices(plan: Plan) -> list[tuple[float, float]]:
         heads = model.heads / tp
         return [
             (latent.q_rank + latent.kv_rank + latent.rope, model.hidden),
-            (heads * (latent.nope + latent.rope), latent.q_rank),
+            (heads * (latent.nope + latent.rope), latent.q_rank or model.hidden),
             (heads * (latent.nope + latent.value), latent.kv_rank),
             (model.hidden, heads * latent.value),
         ]

@@ -148,6 +148,78 @@ def test_an_invalid_mixture_is_an_error(tmp_path, more, message):
         load(path)
 
 
+NOT_PRICED = {
+    "moe_num_experts": 64,
+    "moe_k": 6,
+    "moe_num_shared_experts": 1,
+    "moe_layer_interval": 2,
+    "interleave_moe_layer_step": 2,
+    "intermediate_size_mlp": 16384,
+    "attn_layer_period": 8,
+    "expert_layer_period": 2,
+    "mamba_d_state": 16,
+    "full_attention_interval": 4,
+    "linear_num_value_heads": 32,
+    "layer_types": ["linear_attention", "full_attention"],
+    "index_topk": 2048,
+    "parallel_attn_mlp_res": True,
+    "ffn_config": {"moe_num_experts": 16},
+}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("key", NOT_PRICED)
+def test_a_key_of_a_shape_that_is_not_priced_is_an_error_of_one_line(tmp_path, key, name):
+    dense = {n: v for n, v in CONFIGS["mixtral-8x7b"].items() if "expert" not in n}
+    base = CONFIGS.get(name, dense)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(base | {key: NOT_PRICED[key]}))
+    with pytest.raises(ConfigError, match=rf"{key} .* is not understood") as error:
+        load(path)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value).removeprefix(str(path))) < 200
+    path.write_text(json.dumps(base | {key: None}))
+    load(path)
+
+
+def test_keys_that_leave_the_shape_alone_are_read(tmp_path):
+    path = tmp_path / "config.json"
+    more = {
+        "router_aux_loss_coef": 0.001,
+        "num_experts_per_tok": 8,
+        "ep_size": 1,
+        "interleave_moe_layer_step": 1,
+        "norm_topk_prob": True,
+        "layer_types": ["full_attention"] * 48,
+    }
+    path.write_text(json.dumps(CONFIGS["qwen3-30b-a3b"] | more | {"name": "qwen3-30b-a3b"}))
+    assert load(path) == PRESETS["qwen3-30b-a3b"]
+
+
+def test_a_null_rank_of_queries_compresses_none(tmp_path):
+    path = tmp_path / "config.json"
+    lite = CONFIGS["deepseek-v3"] | {"q_lora_rank": None, "name": "lite"}
+    path.write_text(json.dumps(lite))
+    model = load(path)
+    usual = PRESETS["deepseek-v3"]
+    heads = usual.heads * (128 + 64)
+    fewer = 1536 * 7168 + 1536 * heads - 7168 * heads
+    assert model.latent.q_rank == 0
+    assert usual.parameters - model.parameters == pytest.approx(61 * fewer)
+    del lite["q_lora_rank"]
+    path.write_text(json.dumps(lite))
+    with pytest.raises(ConfigError, match="q_rank or q_lora_rank"):
+        load(path)
+
+
+def test_a_long_list_in_place_of_a_number_is_shortened(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["qwen3-30b-a3b"] | {"num_experts": [8] * 400}))
+    with pytest.raises(ConfigError, match="expected a whole number") as error:
+        load(path)
+    assert len(str(error.value).removeprefix(str(path))) < 200
+
+
 def test_a_token_visits_as_many_nodes_as_the_definition_says():
     for number, top_k, limit, nodes in ((256, 8, 4, 8), (64, 2, 0, 4)):
         mine = Experts(number=number, top_k=top_k, ffn=1, node_limit=limit)
