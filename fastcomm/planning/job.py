@@ -20,7 +20,14 @@ from fastcomm.isp.problem import memory_limit
 from fastcomm.models import Model
 from fastcomm.models import load as load_model
 from fastcomm.planning.options import JobOptions
-from fastcomm.planning.trainers import DEFAULT, DISPATCHES, TRAINERS, Trainer
+from fastcomm.planning.trainers import (
+    DEEPEP_RANKS,
+    DEFAULT,
+    DISPATCHES,
+    NODE_GPUS,
+    TRAINERS,
+    Trainer,
+)
 from fastcomm.units import parse_quantity
 
 # Also all but the products of query, key, value and attention's output, as MaxText can.
@@ -383,6 +390,8 @@ class Plan:
         kind = self.dispatch.split()[0]
         if kind not in self.trainer_rules.dispatches:
             raise ConfigError(f"dispatch {kind}: {self.trainer_rules.title} has none")
+        if kind == "deepep":
+            self._check_deepep()
         self._check_divides("ep", experts.number, f"the {experts.number} experts")
         self._check_divides("etp", experts.ffn, f"the width of an expert, {experts.ffn}")
         if self.replica_ranks % (self.ep * self.etp):
@@ -402,6 +411,20 @@ class Plan:
         if "overlapped" in more and (self.recomputed or "moe" in self.modules):
             raise ConfigError(
                 f"dispatch {self.dispatch} excludes recompute of whole layers or of moe"
+            )
+
+    def _check_deepep(self) -> None:
+        """Raise `ConfigError` unless DeepEP has kernels for the ranks of an exchange."""
+        ranks = self.ep * self.etp
+        if ranks not in DEEPEP_RANKS:
+            sizes = ", ".join(map(str, DEEPEP_RANKS[1:]))
+            raise ConfigError(
+                f"dispatch {self.dispatch}: {ranks} ranks; DeepEP takes one of {sizes}"
+            )
+        if ranks > NODE_GPUS and self.domain > NODE_GPUS:
+            raise ConfigError(
+                f"dispatch {self.dispatch}: {ranks} ranks in an NVLink domain of many nodes; "
+                "take hybridep"
             )
 
     def _check_sharding(self) -> None:

@@ -7,6 +7,11 @@ Megatron-DeepSpeed is fitted to measured runs (docs/plan-runs.md).
 from dataclasses import dataclass
 
 DISPATCHES = ("alltoall", "deepep", "hybridep")
+# Ranks of an exchange that DeepEP is tuned for; its `get_dispatch_config` refuses others.
+DEEPEP_RANKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
+# GPUs of a node: in NVLink domains of more, of Megatron-Core's kernels only HybridEP exchanges
+# tokens between nodes over NVLink (its `moe_flex_dispatcher_backend`).
+NODE_GPUS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

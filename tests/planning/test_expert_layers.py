@@ -319,6 +319,25 @@ def test_the_fullest_rank_holds_the_activations_of_its_rows():
     assert len(even.plans) > len(fullest.plans)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ep": 256}, "dispatch deepep: 256 ranks; DeepEP takes one of 2, .* 160"),
+        ({"ep": 128, "tp": 2, "etp": 2}, "deepep: 256 ranks"),
+        ({"ep": 16, "domain": 72}, "16 ranks in an NVLink domain of many nodes; take hybridep"),
+    ],
+)
+def test_deepep_takes_the_ranks_that_it_has_kernels_for(change, message):
+    wide = replace(QWEN, experts=replace(QWEN.experts, number=256))
+    plan = replace(LAYER, model=wide, gpus=1024, global_batch=2048, dispatch="deepep")
+    with pytest.raises(ConfigError, match=message):
+        replace(plan, **change).check()
+    replace(plan, **(change | {"dispatch": "hybridep"})).check()
+    for ranks in (8, 128):
+        replace(plan, ep=ranks).check()
+    replace(plan, ep=8, domain=72).check()
+
+
 def test_natural_routing_has_no_narrower_interval_and_says_the_range_of_the_fullest_rank():
     for change in ({}, {"precision": "fp8_cs", "year": 2025.5}, {"year": 2025.5}):
         forced, natural = (
