@@ -109,7 +109,7 @@ def run(*, options: PlanOptions, showing: LaunchOptions, files: ResultFiles) -> 
         raise FastcommError(result.nearest())
     if showing.launch is not None:
         result = result.launched(showing.launch)
-        warn(result.passed_over())
+        warn([*result.passed_over(), *result.launch_needs()])
     place = showing.explain
     if place is not None and place > len(result.layouts):
         raise invalid("--explain", str(place), f"1 to {len(result.layouts)}, the layouts")

@@ -53,6 +53,10 @@ MEGATRON_RULES = (
     "--overlap-moe-expert-parallel-comm needs --expert-model-parallel-size >1",
     "--overlap-moe-expert-parallel-comm excludes --moe-shared-expert-overlap",
     "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor",
+    "--moe-pad-expert-input-to-capacity excludes --moe-enable-deepep",
+    "--moe-expert-rank-capacity-factor needs --moe-flex-dispatcher-backend hybridep",
+    "--moe-expert-rank-capacity-factor needs --use-transformer-engine-op-fuser",
+    "--moe-paged-stash needs --moe-expert-rank-capacity-factor",
     "--multi-latent-attention excludes --group-query-attention",
     "--moe-router-num-groups needs --moe-router-group-topk",
     "--moe-router-group-topk needs --moe-router-num-groups",
@@ -62,6 +66,17 @@ MEGATRON_RULES = (
     "--use-megatron-fsdp needs --data-parallel-sharding-strategy",
     "--use-megatron-fsdp excludes --use-torch-fsdp2",
     "--use-megatron-fsdp excludes --num-virtual-stages-per-pipeline-rank",
+)
+# What core 0.16 has not, and its successors have: an option, or one "with" another.
+MEGATRON_NEWER = (
+    "--moe-mlp-glu-interleave-size",
+    "--use-transformer-engine-op-fuser with --num-experts",
+    "--moe-expert-rank-capacity-factor",
+    "--moe-paged-stash",
+    "--moe-paged-stash-buffer-size-factor-cuda",
+    "--moe-paged-stash-buffer-size-factor-cpu",
+    "--moe-pad-experts-for-cuda-graph-inference",
+    "--cuda-graph-impl local with --overlap-moe-expert-parallel-comm",
 )
 # Checks of torchtitan's parallel dimensions and trainer.
 _PIPELINE = "--parallelism.pipeline_parallel"
@@ -90,6 +105,23 @@ def _holds(arguments: Arguments, condition: str) -> bool:
     if value == ">1":
         return int(arguments[option]) > 1
     return not value or arguments[option] == value
+
+
+def needs_newer(text: str) -> str:
+    """Return what of Megatron's arguments takes a newer core than 0.16; empty if nothing.
+
+    `text` has the arguments as `launch` returns them.
+    """
+    lines = (line.removesuffix(" \\").partition(" ") for line in text.split("\n"))
+    arguments = {option: value for option, _, value in lines}
+    newer = [
+        rule
+        for rule in MEGATRON_NEWER
+        if all(_holds(arguments, condition) for condition in rule.split(" with "))
+    ]
+    if not newer:
+        return ""
+    return f"Megatron-Core 0.16 rejects {', '.join(newer)}: take a core after 0.16"
 
 
 def launch(name: str, plan: Plan) -> str:
@@ -195,7 +227,24 @@ def _graphs(plan: Plan) -> _Options:
         "--cuda-graph-scope": "full_iteration" if is_whole else plan.graphs.replace("+", " "),
         "--te-rng-tracker": True,
         "--no-check-for-nan-in-loss-and-grad": is_whole,
+        **(_PAGED_STASH if is_whole and _is_sync_free(plan) else {}),
     }
+
+
+# Buffers of experts whose rows no host counts, of the sizes of Megatron Bridge's recipes.
+_PAGED_STASH: _Options = {
+    "--moe-expert-rank-capacity-factor": "1.5",
+    "--moe-pad-experts-for-cuda-graph-inference": True,
+    "--moe-paged-stash": True,
+    "--moe-paged-stash-buffer-size-factor-cuda": "1.2",
+    "--moe-paged-stash-buffer-size-factor-cpu": "1.0",
+}
+
+
+def _is_sync_free(plan: Plan) -> bool:
+    """Whether experts take all rows, whose counts stay on the GPU."""
+    has_experts = plan.model.experts is not None
+    return has_experts and "hybridep" in plan.dispatch and not plan.is_padded
 
 
 def _shape(model: Model, seq_len: int) -> _Options:

@@ -23,7 +23,7 @@ from fastcomm.planning.job import (
     virtual_stages,
     with_values,
 )
-from fastcomm.planning.launch import LaunchRefusal, launch_fastest
+from fastcomm.planning.launch import LaunchRefusal, launch_fastest, needs_newer
 from fastcomm.planning.options import PlanOptions
 from fastcomm.planning.price import PlanPrice, price_plan, priced
 from fastcomm.planning.result import PriceResult, note_on, strategy_text, summary
@@ -119,6 +119,11 @@ class PlanSearch(TableResult):
             for row in self.refusals
         ]
 
+    def launch_needs(self) -> list[str]:
+        """Return which newer trainer `launch` takes, a sentence each."""
+        needs = needs_newer(self.launch) if self.launch else ""
+        return [needs] if needs else []
+
     def nearest(self) -> str:
         """Explain why no strategy fits, and what would help."""
         if self.least_memory is None:
@@ -150,6 +155,7 @@ class PlanSearch(TableResult):
             "layouts": [self._row(price) for price in self.prices(self.top)],
             "note": self.note,
             "launch": self.launch,
+            "launch_needs": self.launch_needs(),
             "passed_over": self.passed_over(),
         }
 

@@ -324,7 +324,8 @@ SWITCHES = (
     *("moe-pad-expert-input-to-capacity", "te-rng-tracker", "fp8-dot-product-attention"),
     *("moe-permute-fusion", "moe-router-fusion", "use-transformer-engine-op-fuser"),
     *("use-precision-aware-optimizer", "no-check-for-nan-in-loss-and-grad"),
-    *("qk-layernorm", "quick-geglu"),
+    *("qk-layernorm", "quick-geglu", "moe-paged-stash"),
+    "moe-pad-experts-for-cuda-graph-inference",
 )
 CHOICES = {
     "normalization": ["LayerNorm", "RMSNorm"],
@@ -408,6 +409,7 @@ def test_megatron_accepts_the_arguments_of_every_layout(trainer, name, gpus):
         ({"--cuda-graph-scope": "attn"}, 1),
         ({"--cuda-graph-impl": "local", "--recompute-granularity": "full"}, 2),
         ({"--multi-latent-attention": "", "--group-query-attention": ""}, 1),
+        ({"--moe-paged-stash": ""}, 1),
     ],
 )
 def test_options_that_exclude_or_need_each_other_are_found(change, rules):
@@ -457,6 +459,63 @@ def test_every_switch_of_a_strategy_is_an_argument():
         assert argument not in usual
     with pytest.raises(ConfigError, match="precision-aware-optimizer needs --use-distributed"):
         launch.launch("megatron", replace(plan, moments="bf16", sharding="ddp"))
+
+
+EXPERTS = replace(SMALL, model=load("qwen3-30b-a3b"), ep=8, gpu="gb200", domain=72)
+FUSED = {"precision": "mxfp8", "fused_experts": True, "dispatch": "hybridep"}
+
+
+@pytest.mark.parametrize(
+    ("change", "newer"),
+    [
+        ({}, []),
+        ({"graphs": "attn+moe_router", "dispatch": "hybridep overlapped"}, []),
+        ({"graphs": "full", "dispatch": "alltoall capacity"}, []),
+        (FUSED, ["--moe-mlp-glu-interleave-size", "--use-transformer-engine-op-fuser"]),
+        (
+            {**FUSED, "graphs": "full"},
+            ["--moe-expert-rank-capacity-factor", "--moe-paged-stash"],
+        ),
+        (
+            {"graphs": "full", "dispatch": "alltoall overlapped capacity"},
+            ["--cuda-graph-impl local with --overlap-moe-expert-parallel-comm"],
+        ),
+    ],
+)
+def test_arguments_that_core_0_16_rejects_say_so(change, newer):
+    text = launch.launch("megatron", replace(EXPERTS, **change))
+    needs = launch.needs_newer(text)
+    assert bool(needs) is bool(newer)
+    for option in newer:
+        assert option in needs
+        assert option.split()[0] in text
+
+
+def test_a_graph_of_dropless_experts_has_buffers_and_only_fused_experts_take_them():
+    whole = replace(EXPERTS, graphs="full", **FUSED)
+    text = launch.launch("megatron", whole)
+    assert "--moe-expert-rank-capacity-factor 1.5" in text
+    assert "--moe-pad-experts-for-cuda-graph-inference" in text
+    padded = launch.launch("megatron", replace(whole, dispatch="hybridep capacity"))
+    assert "--moe-expert-rank-capacity-factor" not in padded
+    with pytest.raises(ConfigError, match="needs --use-transformer-engine-op-fuser"):
+        launch.launch("megatron", replace(whole, fused_experts=False))
+
+
+def test_deepep_pads_no_experts_to_a_capacity():
+    with pytest.raises(ConfigError, match="excludes --moe-enable-deepep"):
+        launch.launch("megatron", replace(EXPERTS, dispatch="deepep capacity"))
+
+
+def test_the_command_warns_of_arguments_that_take_a_newer_core():
+    words = ("--model", "qwen3-30b-a3b", "--gpus", "8", "--global-batch", "64")
+    more = ("--cluster", "gb200", "--precision", "fp8", "--launch", "megatron")
+    result = invoke("plan", *words, *more)
+    assert "--moe-mlp-glu-interleave-size" in result.stdout
+    assert "take a core after 0.16" in " ".join(result.stderr.split())
+    document = json.loads(invoke("plan", *words, *more, "--json").stdout)
+    Draft202012Validator(json.loads(SCHEMA.read_text("utf-8"))).validate(document)
+    assert "--moe-mlp-glu-interleave-size" in document["launch_needs"][0]
 
 
 def test_a_search_tries_the_dispatcher_of_the_machine_and_fused_experts():
