@@ -246,6 +246,7 @@ class Plan:
         self._check_graphs()
         self._check_experts()
         self._check_sharding()
+        self._check_trainer()
 
     def check_values(self) -> None:
         """Raise `ConfigError` if the plan has no price: for invalid values, or no whole dp."""
@@ -411,6 +412,17 @@ class Plan:
         if "overlapped" in more and (self.recomputed or "moe" in self.modules):
             raise ConfigError(
                 f"dispatch {self.dispatch} excludes recompute of whole layers or of moe"
+            )
+
+    def _check_trainer(self) -> None:
+        """Raise `ConfigError` for parallelism or sharding that the trainer lacks."""
+        rules = self.trainer_rules
+        for name in rules.unsupported:
+            if (size := getattr(self, name)) > 1:
+                raise ConfigError(f"{name} {size}: {rules.title} has only {name} 1")
+        if self.pp > 1 and self.sharding in rules.not_in_pipeline:
+            raise ConfigError(
+                f"sharding {self.sharding}: {rules.title} has none in a pipeline; pp is {self.pp}"
             )
 
     def _check_deepep(self) -> None:

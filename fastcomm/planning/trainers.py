@@ -40,6 +40,7 @@ class Trainer:
     has_graphs: bool = False
     host_factor: float = 1.0  # time of the host to launch a layer, over that of Megatron-Core
     unsupported: tuple[str, ...] = ()  # sizes that are always 1: "tp", "pp", "vp", "cp"
+    not_in_pipeline: tuple[str, ...] = ()  # shardings that no pipeline takes
     dispatches: tuple[str, ...] = DISPATCHES  # kernels that exchange tokens of experts
 
 
@@ -87,6 +88,7 @@ TRAINERS = {
         transient=4,
         host_factor=1.55,
         unsupported=("vp", "cp"),
+        not_in_pipeline=("zero2", "zero3"),
         dispatches=DISPATCHES[:1],
     ),
 }

@@ -10,6 +10,7 @@ from builders.plan_inputs import HEAD, PLAN, PRICE, schema, table
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcomm.errors import ConfigError
 from fastcomm.models import load
 from fastcomm.planning.constants import Constants
 from fastcomm.planning.job import with_strategy
@@ -252,3 +253,37 @@ def test_gradients_have_the_width_that_is_asked_for():
             for width in ("bf16", "fp32")
         )
         assert narrow < wide
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("trainer=deepspeed,pp=4,vp=4", "vp 4: Megatron-DeepSpeed with ZeRO has only vp 1"),
+        ("trainer=deepspeed,cp=2", "cp 2: Megatron-DeepSpeed with ZeRO has only cp 1"),
+        ("trainer=deepspeed,pp=4,sharding=zero3", "zero3: .* has none in a pipeline; pp is 4"),
+        ("trainer=fsdp,tp=2", "tp 2: PyTorch FSDP of 2023 has only tp 1"),
+        ("trainer=fsdp2,pp=4,vp=4", "vp 4: PyTorch FSDP2, as in torchtitan has only vp 1"),
+        ("trainer=nemo-fsdp,pp=2", "pp 2: NeMo with Megatron FSDP has only pp 1"),
+    ],
+)
+def test_what_a_trainer_lacks_is_refused_by_prices_and_searches(strategy, message):
+    with pytest.raises(ConfigError, match=message):
+        with_strategy(PLAN, strategy)
+    trainer, *fixed = strategy.removeprefix("trainer=").split(",")
+    job = ("--model", "llama3-8b", "--gpus", "64", "--global-batch", "128")
+    words = ("plan", *job, "--trainer", trainer, "--fix", ",".join(fixed))
+    shown = invoke(*words, code=1).stderr
+    assert re.search(message, " ".join(shown.split()))
+
+
+def test_a_measured_run_of_what_a_trainer_lacks_is_priced_with_a_note(tmp_path):
+    head = f"{HEAD},tp,pp,vp,recompute,sharding,trainer,tokens_per_s_per_gpu"
+    rows = ("llama3-8b,h100,64,128,8192,1,4,4,none,zero1,deepspeed,{}",)
+    rows += ("llama3-8b,h100,64,128,8192,1,4,unknown,none,zero1,deepspeed,{}",)
+    measured = load_runs(table(tmp_path, *(row.format(9000) for row in rows), head=head), {})
+    odd, usual = measured.runs
+    assert odd.note == "measured, although vp 4: Megatron-DeepSpeed with ZeRO has only vp 1"
+    assert price_run(odd, Constants()).price.plan.vp == 4
+    assert (usual.note, {plan.vp for plan in usual.plans}) == ("", {1})
+    planned = load_runs(table(tmp_path, rows[0].format(""), head=head), {})
+    assert "has only vp 1" in planned.failed[0].error
