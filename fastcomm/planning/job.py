@@ -422,7 +422,8 @@ class Plan:
                 raise ConfigError(f"{name} {size}: {rules.title} has only {name} 1")
         if self.pp > 1 and self.sharding in rules.not_in_pipeline:
             raise ConfigError(
-                f"sharding {self.sharding}: {rules.title} has none in a pipeline; pp is {self.pp}"
+                f"sharding {self.sharding}: {rules.title} has none in a pipeline; "
+                f"pp is {self.pp}"
             )
 
     def _check_deepep(self) -> None:
