@@ -242,10 +242,15 @@ class Plan:
         self.check_values()
         self._check_batch()
         self._check_shape()
-        self._check_switches()
+        self.check_methods()
         self._check_graphs()
         self._check_experts()
         self._check_sharding()
+
+    def check_methods(self) -> None:
+        """Raise `ConfigError` for what the model or the trainer lacks in every layout."""
+        self._check_switches()
+        self._check_exchange()
         self._check_trainer()
 
     def check_values(self) -> None:
@@ -381,16 +386,9 @@ class Plan:
 
     def _check_experts(self) -> None:
         """Raise `ConfigError` unless `ep` and `etp` divide the experts and their ranks."""
-        experts, more = self.model.experts, self.dispatch.split()[1:]
+        experts, (kind, *more) = self.model.experts, self.dispatch.split()
         if not experts:
-            usual = {"ep": 1, "etp": 1, "dispatch": DISPATCHES[0], "routing": ROUTING[0]}
-            for name, default in usual.items():
-                if (value := getattr(self, name)) != default:
-                    raise ConfigError(f"{name} {value}: {self.model.name} has no experts")
             return
-        kind = self.dispatch.split()[0]
-        if kind not in self.trainer_rules.dispatches:
-            raise ConfigError(f"dispatch {kind}: {self.trainer_rules.title} has none")
         if kind == "deepep":
             self._check_deepep()
         self._check_divides("ep", experts.number, f"the {experts.number} experts")
@@ -413,6 +411,17 @@ class Plan:
             raise ConfigError(
                 f"dispatch {self.dispatch} excludes recompute of whole layers or of moe"
             )
+
+    def _check_exchange(self) -> None:
+        """Raise `ConfigError` for experts or a dispatcher that the model or trainer lacks."""
+        if not self.model.experts:
+            usual = {"ep": 1, "etp": 1, "dispatch": DISPATCHES[0], "routing": ROUTING[0]}
+            for name, default in usual.items():
+                if (value := getattr(self, name)) != default:
+                    raise ConfigError(f"{name} {value}: {self.model.name} has no experts")
+        kind = self.dispatch.split()[0]
+        if kind not in self.trainer_rules.dispatches:
+            raise ConfigError(f"dispatch {kind}: {self.trainer_rules.title} has none")
 
     def _check_trainer(self) -> None:
         """Raise `ConfigError` for parallelism or sharding that the trainer lacks."""

@@ -224,6 +224,9 @@ def search_plans(options: PlanOptions) -> PlanSearch:
         routing=options.routing or ROUTING[0],
     )
     values = _fixed(options)
+    base = with_values(job, values, "--fix")
+    base.check_values()
+    base.check_methods()
     result = rank(job, values, Constants())
     return replace(result, note=note_on(job, cluster))
 

@@ -117,7 +117,7 @@ def test_median_errors_on_published_runs_are_within_their_bars(published):
     graphs = [name for name, note in notes.items() if "token counts" in note]
     assert graphs == ["r422", "r423", "r424", "r501", "r502", "r503"]
     others = {name: note for name, note in notes.items() if name not in graphs}
-    # Experts over 64 ranks of 32, which Megatron refuses; and virtual stages of AutoModel, which
+    # Experts over 64 ranks of 32, which Megatron refuses; virtual stages of AutoModel, which
     # torchtitan has not.
     assert list(others) == ["r326", "r509", "r510"]
     assert others["r509"] == others["r510"]

@@ -272,8 +272,9 @@ def test_what_a_trainer_lacks_is_refused_by_prices_and_searches(strategy, messag
     trainer, *fixed = strategy.removeprefix("trainer=").split(",")
     job = ("--model", "llama3-8b", "--gpus", "64", "--global-batch", "128")
     words = ("plan", *job, "--trainer", trainer, "--fix", ",".join(fixed))
-    shown = invoke(*words, code=1).stderr
-    assert re.search(message, " ".join(shown.split()))
+    shown = " ".join(invoke(*words, code=2).stderr.split())
+    assert re.search(message, shown)
+    assert "no layout divides" not in shown
 
 
 def test_a_measured_run_of_what_a_trainer_lacks_is_priced_with_a_note(tmp_path):
@@ -287,3 +288,17 @@ def test_a_measured_run_of_what_a_trainer_lacks_is_priced_with_a_note(tmp_path):
     assert (usual.note, {plan.vp for plan in usual.plans}) == ("", {1})
     planned = load_runs(table(tmp_path, rows[0].format(""), head=head), {})
     assert "has only vp 1" in planned.failed[0].error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--routing", "natural"), "Error: routing natural: llama3-8b has no experts"),
+        (("--fix", "ep=2"), "Error: ep 2: llama3-8b has no experts"),
+        (("--fix", "fused-experts=yes"), "Error: fused-experts takes precision mxfp8"),
+    ],
+)
+def test_a_search_of_what_the_model_lacks_gives_the_reason_alone(words, message):
+    job = ("--model", "llama3-8b", "--gpus", "8", "--global-batch", "64")
+    shown = invoke("plan", *job, *words, code=2).stderr
+    assert " ".join(shown.split()) == message
