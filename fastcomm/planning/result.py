@@ -70,10 +70,14 @@ def strategy_text(plan: Plan) -> str:
     for name in _METHODS:
         value = getattr(plan, name)
         if name in _ALWAYS or value != usual[name]:
-            text = date_text(value) if name == "year" else str(value)
-            text = {"True": "yes", "False": "no"}.get(text, text).replace(" ", "+")
-            parts.append(f"{name.replace('_', '-')}={text}")
+            parts.append(_pair(name, date_text(value) if name == "year" else value))
     return ",".join(parts)
+
+
+def _pair(name: str, value: object) -> str:
+    """Return a field and its value as `--strategy` takes them, such as "fused-experts=yes"."""
+    text = {"True": "yes", "False": "no"}.get(str(value), str(value))
+    return f"{name.replace('_', '-')}={text.replace(' ', '+')}"
 
 
 _ALWAYS = ("micro_batch", "sharding", "recompute", "precision")
@@ -142,10 +146,30 @@ class LayerHalf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortcut:
-    """A change of a strategy, and the step time in s with it."""
+    """A change of a strategy, and the step time in s and the memory in bytes with it.
+
+    `change` has the keys of `--strategy` that differ, `strategy` all of them.
+    """
 
     name: str
+    change: str
+    strategy: str
     step_s: float
+    memory_bytes: float
+
+
+_LEAST_GAIN = 5e-4  # share of the step from which on a shortcut is one
+
+
+def _shortcut(row: Shortcut) -> dict[str, Any]:
+    """Return a shortcut as a JSON object."""
+    return {
+        "name": row.name,
+        "change": row.change,
+        "strategy": row.strategy,
+        "step_ns": row.step_s * 1e9,
+        "memory_bytes": row.memory_bytes,
+    }
 
 
 _HALVES = ("attention, router and preprocessing", "dispatch, experts and combine")
@@ -168,7 +192,7 @@ def shortcuts(price: PlanPrice, constants: Constants) -> list[Shortcut]:
     """Return the step time of a run with experts if one switch were set otherwise.
 
     Only changes that the trainer could run, that fit if the run does, and that shorten the step
-    are returned, the largest first.
+    by 0.05 % or more are returned, the largest first.
     """
     plan = price.plan
     if plan.model.experts is None:
@@ -194,8 +218,17 @@ def shortcuts(price: PlanPrice, constants: Constants) -> list[Shortcut]:
         except ConfigError:
             continue
         other = price_plan(changed, constants)
-        if other.step_s < price.step_s and other.fits >= price.fits:
-            results.append(Shortcut(name=name, step_s=other.step_s))
+        is_shorter = other.step_s <= (1 - _LEAST_GAIN) * price.step_s
+        if is_shorter and other.fits >= price.fits:
+            pairs = (_pair(key, value) for key, value in values.items())
+            row = Shortcut(
+                name=name,
+                change=",".join(pairs),
+                strategy=strategy_text(changed),
+                step_s=other.step_s,
+                memory_bytes=other.memory_bytes,
+            )
+            results.append(row)
     return sorted(results, key=lambda row: row.step_s)
 
 
@@ -252,7 +285,7 @@ class PriceResult(TableResult):
                 {"name": row.name, "host_ns": row.host_s * 1e9, "gpu_ns": row.gpu_s * 1e9}
                 for row in self.halves
             ],
-            "what_ifs": [{"name": r.name, "step_ns": r.step_s * 1e9} for r in self.what_ifs],
+            "what_ifs": [_shortcut(row) for row in self.what_ifs],
             "note": self.note,
             "calibration": _calibration(self.calibration),
         }

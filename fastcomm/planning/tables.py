@@ -18,7 +18,13 @@ from fastcomm.planning.result import (
 from fastcomm.planning.runs import GroupError, RunCalibration, RunPrice
 from fastcomm.planning.search import PlanSearch, bottleneck
 from fastcomm.show.console import TerminalTable, na, plain_console, say, table
-from fastcomm.units import counted, format_binary_bytes, format_s, percent, signed_percent
+from fastcomm.units import (
+    counted,
+    format_binary_bytes,
+    format_s,
+    percent,
+    signed_percent,
+)
 
 _RUNS_LEGEND = (
     "median, 90 % below: absolute error of tokens/s/GPU. bias: median error; above 0 is too "
@@ -70,10 +76,11 @@ def _halves(result: PriceResult) -> TerminalTable:
 
 def _what_ifs(result: PriceResult) -> TerminalTable:
     """Return the table of single changes that shorten the step."""
-    rows = table("what if", "step", "change")
+    rows = table("what if", "step", "change", "memory", "in --strategy")
     for row in result.what_ifs:
-        change = row.step_s / result.price.step_s - 1
-        rows.add_row(row.name, format_s(row.step_s), signed_percent(change))
+        change = signed_percent(row.step_s / result.price.step_s - 1)
+        memory = format_binary_bytes(row.memory_bytes)
+        rows.add_row(row.name, format_s(row.step_s), change, memory, row.change)
     return rows
 
 

@@ -440,6 +440,34 @@ def test_no_change_is_offered_that_the_trainer_refuses():
     assert names(trainer="deepspeed") <= {"half as many experts a rank"}
 
 
+def test_a_what_if_is_typed_as_it_is_printed_and_has_that_step_and_memory():
+    words = ("plan", "price", "--model", "qwen3-30b-a3b", "--world-size", "16")
+    words = (*words, "--global-batch", "256", "--cluster", "b200", "--strategy")
+    usual = "ep=8,precision=mxfp8,dispatch=hybridep"
+    document = json.loads(invoke(*words, usual, "--json").stdout)
+    text = " ".join(invoke(*words, usual).stdout.split())
+    assert len(document["what_ifs"]) > 1
+    for row in document["what_ifs"]:
+        again = json.loads(invoke(*words, row["strategy"], "--json").stdout)
+        for key in ("step_ns", "memory_bytes", "strategy"):
+            assert again[key] == row[key]
+        own = dict(part.split("=") for part in usual.split(","))
+        own |= dict(part.split("=") for part in row["change"].split(","))
+        typed = ",".join(f"{key}={value}" for key, value in own.items())
+        assert json.loads(invoke(*words, typed, "--json").stdout)["step_ns"] == row["step_ns"]
+        assert row["change"] in text
+
+
+def test_a_what_if_that_saves_nothing_is_left_out():
+    plan = replace(LAYER, pp=2, vp=12, ep=8, gpus=128, global_batch=512)
+    price = price_plan(plan, Constants())
+    other = price_plan(replace(plan, dispatch="deepep"), Constants())
+    assert 0.9995 * price.step_s < other.step_s < price.step_s
+    rows = shortcuts(price, Constants())
+    assert rows
+    assert "DeepEP as dispatcher" not in {row.name for row in rows}
+
+
 def test_launches_on_grace_took_longer_before_the_host_called_less_often():
     old, new = (replace(LAYER, gpu="gb200", **RACK | {"year": y}) for y in (2025.4, 2026.4))
     usual = Constants().host_layer_s
