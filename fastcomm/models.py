@@ -46,7 +46,7 @@ _NAMES = {
     "vocab": ("vocab_size",),
     "head_dim": (),
     "experts": ("num_local_experts", "n_routed_experts", "num_experts"),
-    "top_k": ("num_experts_per_tok", "moe_topk"),
+    "top_k": ("num_experts_per_tok", "moe_topk", "experts_per_token"),
     "expert_ffn": ("moe_intermediate_size",),
     "shared_ffn": ("shared_expert_intermediate_size",),
     "shared_experts": ("n_shared_experts",),
@@ -62,13 +62,14 @@ _NAMES = {
     "mtp_layers": ("num_nextn_predict_layers",),
     "window": ("sliding_window",),
 }
-# Keys of shapes that no price has, and the values with which they change nothing.
+_ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_attention")
+# Keys of shapes that no price has, and the values, or parts of a list, that change nothing.
 _UNPRICED: dict[str, tuple[object, ...]] = {
-    "attn_type_list": (),
+    "attn_type_list": (1,),
     "attn_layer_indices": (),
     "attn_layer_offset": (),
     "attn_layer_period": (1,),
-    "block_types": (),
+    "block_types": ("attention",),
     "cross_attention_layers": (),
     "expert_layer_offset": (0,),
     "expert_layer_period": (1,),
@@ -78,7 +79,8 @@ _UNPRICED: dict[str, tuple[object, ...]] = {
     "interleave_moe_layer_step": (1,),
     "intermediate_size_mlp": (),  # beside a shared expert in every layer
     "is_encoder_decoder": (),
-    "layers_block_type": (),
+    "layer_types": _ATTENTION,
+    "layers_block_type": ("attention",),
     "linear_attn_config": (),
     "multi_query": (),
     "parallel_attn_mlp_res": (),
@@ -87,7 +89,6 @@ _UNPRICED: dict[str, tuple[object, ...]] = {
 _UNPRICED_ATTENTION = re.compile(r"(linear_num|linear_key|linear_value|mamba|ssm|rwkv|lru)_")
 # Keys of experts: numbers above 1, or lists, change the shape unless `_NAMES` has the key.
 _OF_EXPERTS = re.compile(r"experts|^moe_(k|layer|num|every)|_moe_layer|^(ffn|moe)_config$")
-_FULL_ATTENTION = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
 _MOST = 1 << 40  # largest number in a configuration
 _GATED = ("silu", "swish", "swiglu")
 _LARGEST = 64 << 20  # bytes of a table
@@ -455,26 +456,26 @@ def _check_keys(config: dict[str, Any], path: Path) -> None:
     # An error that names the keys that are understood follows for these.
     usual |= {"mlp_only_layers"}
     for key, value in config.items():
-        if not value or key in usual:
-            continue
-        is_shared = "shared" in key and "expert" in key
-        is_unpriced = key in _UNPRICED and value not in _UNPRICED[key]
-        is_unpriced |= _UNPRICED_ATTENTION.match(key) is not None
-        if is_shared or (key not in _UNPRICED and _OF_EXPERTS.search(key)):
-            is_unpriced |= _counts(value, least=1 if is_shared else 2)
-        if key == "layer_types" and isinstance(value, list):
-            is_unpriced |= not {str(kind) for kind in value} <= _FULL_ATTENTION
-        if is_unpriced:
+        if value and key not in usual and _is_unpriced(key, value):
             raise ConfigError(
                 f"{path}: {key} {shortened(value)} is not understood: layers and experts "
                 "could not be priced as they are"
             )
 
 
-def _counts(value: object, least: int) -> bool:
-    """Return whether a value is a number from `least` on, or has several."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, list | dict) or (is_number and value >= least)
+def _is_unpriced(key: str, value: object) -> bool:
+    """Return whether a key that is not read changes layers or experts by its value."""
+    if key in _UNPRICED:
+        parts = value if isinstance(value, list) else [value]
+        return any(part not in _UNPRICED[key] for part in parts)
+    if _UNPRICED_ATTENTION.match(key):
+        return True
+    is_shared = "shared" in key and "expert" in key
+    if not (is_shared or _OF_EXPERTS.search(key)):
+        return False
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return isinstance(value, list | dict)
+    return value > (0 if is_shared else 1)
 
 
 def _alternates(config: dict[str, Any]) -> bool:

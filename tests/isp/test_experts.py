@@ -161,6 +161,8 @@ NOT_PRICED = {
     "full_attention_interval": 4,
     "linear_num_value_heads": 32,
     "layer_types": ["linear_attention", "full_attention"],
+    "attn_type_list": [0, 0, 1],
+    "layers_block_type": ["mamba", "attention"],
     "index_topk": 2048,
     "parallel_attn_mlp_res": True,
     "ffn_config": {"moe_num_experts": 16},
@@ -191,6 +193,8 @@ def test_keys_that_leave_the_shape_alone_are_read(tmp_path):
         "interleave_moe_layer_step": 1,
         "norm_topk_prob": True,
         "layer_types": ["full_attention"] * 48,
+        "attn_type_list": [1] * 48,  # MiniMax: 0 is linear attention
+        "experts_per_token": 8,  # beside num_experts_per_tok, as in GPT-OSS
     }
     path.write_text(json.dumps(CONFIGS["qwen3-30b-a3b"] | more | {"name": "qwen3-30b-a3b"}))
     assert load(path) == PRESETS["qwen3-30b-a3b"]
