@@ -63,7 +63,7 @@ class Constants:
     activation_share: float = 0.47
     # Time of an exchange of experts in a step, over that of the kernels alone: ranks do not
     # begin together, and other kernels take SMs.
-    exchange_slowdown: float = 1.45
+    exchange_slowdown: float = 1.32
     # Exposed share of an exchange under another micro-batch, inside an NVLink domain: Hy3 on
     # GB300 (9.75 and 8.20 ms).
     exchange_exposed: float = 0.33
