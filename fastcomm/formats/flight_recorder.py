@@ -7,6 +7,7 @@ Times are ns of the host's clock.
 
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,6 +56,10 @@ _RANK = re.compile(r"(?<!\d)(\d{1,7})$")
 
 class NoDumpError(TraceFileError):
     """A file that is no dump of a flight recorder."""
+
+
+class ForeignError(NoDumpError):
+    """A file that has a rank in its name, as dumps have, and other content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -214,7 +219,7 @@ def read(path: Path) -> Dump:
     Raises
     ------
     NoDumpError
-        If the file is no dump.
+        If the file is no dump; ForeignError if only its name is that of one.
     TraceFileError
         If the file cannot be read, is empty or binary, is truncated before its first call, or
         is a pickle with opcodes that no dump has.
@@ -244,7 +249,7 @@ def read(path: Path) -> Dump:
         raise TraceFileError(f"{path}: {why}, no dump of rank {rank}")
     if b"\0" in text[:_HEAD]:
         raise TraceFileError(f"{path}: neither a pickle nor JSON; it may be overwritten")
-    raise NoDumpError(f"{path}: neither a pickle nor JSON")
+    raise ForeignError(f"{path}: neither a pickle nor JSON, no dump of rank {rank}")
 
 
 def _content(path: Path) -> tuple[bytes, tuple[int, bool], bool]:
@@ -262,7 +267,7 @@ def _content(path: Path) -> tuple[bytes, tuple[int, bool], bool]:
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
     seconds = int.from_bytes(head[_GZIP_TIME], "little") if head[:2] == b"\x1f\x8b" else 0
-    return text, (seconds or changed, seconds > 0), is_cut
+    return text.removeprefix(BOM_UTF8), (seconds or changed, seconds > 0), is_cut
 
 
 def _text_of(file: BinaryIO, path: Path) -> tuple[bytes, bool]:
@@ -410,19 +415,19 @@ def _has_stacks(tree: _Tree, rows: Ints) -> bool:
 def _top_and_rows(path: Path, tree: _Tree) -> tuple[dict[Any, int], Ints]:
     """Return the nodes of the outer dictionary by key, and columns with a row a call.
 
-    Raises NoDumpError for a pickle that is no dump.
+    Raises ForeignError for a pickle that is no dump.
     """
     if tree.root == NONE and tree.problem:
         raise TraceFileError(tree.problem)
     if tree.root == NONE or tree.node[tree.root] not in (pickles.DICT, pickles.LIST):
-        raise NoDumpError(f"{path}: no dictionary and no list of calls")
+        raise ForeignError(f"{path}: no dictionary and no list of calls")
     items = tree.items(tree.root)
     top: dict[Any, int] = {}
     if tree.node[tree.root] == pickles.DICT:
         keys = (tree.plain(at, 0) for at in items[::2])
         top = dict(zip(keys, items[1::2], strict=True))
     if not top.keys() & {"entries", "pg_config", "version"} and not _lists_calls(tree, items):
-        raise NoDumpError(f"{path}: no dump of a flight recorder")
+        raise ForeignError(f"{path}: no dump of a flight recorder")
     chain = top.get("entries", tree.root if not top else None)
     if chain is None:
         return top, np.full((len(_FIELDS), 0), NULL)
@@ -644,16 +649,19 @@ def _of_json(text: bytes, path: Path, **source: Any) -> Dump:
     try:
         top = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        kind = NoDumpError if _is_json_line(text) else TraceFileError
+        kind = ForeignError if _is_json_line(text) else TraceFileError
         raise kind(f"{path}: truncated or damaged JSON: {error}") from error
     entries = top if isinstance(top, list) else top.get("entries", [])
     is_dump = isinstance(top, dict) and ("pg_config" in top or "entries" in top)
     is_dump |= isinstance(top, list) and all(isinstance(one, dict) for one in top)
     if not is_dump or not isinstance(entries, list):
-        raise NoDumpError(f"{path}: JSON, and no dump of a flight recorder")
+        raise ForeignError(f"{path}: JSON, and no dump of a flight recorder")
+    is_filled = bool(entries)
     entries = [one for one in entries if isinstance(one, dict)]
+    if is_filled and not entries:
+        raise ForeignError(f"{path}: none of its entries is a call")
     if isinstance(top, list) and not all("pg_id" in one for one in entries):
-        raise NoDumpError(f"{path}: JSON, and no dump of a flight recorder")
+        raise ForeignError(f"{path}: JSON, and no dump of a flight recorder")
     calls, groups = _calls_of_json(entries)
     top = top if isinstance(top, dict) else {}
     return Dump(

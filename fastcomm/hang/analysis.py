@@ -4,7 +4,7 @@ import gc
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -18,6 +18,7 @@ from fastcomm.files import place as place_of
 from fastcomm.formats.detection import no_such_path
 from fastcomm.formats.flight_recorder import (
     DumpedGroup,
+    ForeignError,
     NoDumpError,
     arguments,
     frames,
@@ -58,6 +59,7 @@ class _Files:
     others: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unread: dict[Path, str] = field(default_factory=dict)  # errors of what may be dumps
+    foreign: dict[Path, str] = field(default_factory=dict)  # of what has a dump's name only
 
     def add(self, more: "_Files") -> None:
         """Add files that another worker has read."""
@@ -66,17 +68,24 @@ class _Files:
         self.others += more.others
         self.problems += more.problems
         self.unread |= more.unread
+        self.foreign |= more.foreign
 
     def settle(self, *, keep_going: bool) -> dict[Path, str]:
         """Return the errors of dumps that cannot be read; other such files are no dumps.
 
         A dump has a name like other dumps. Raises the first error unless `keep_going`.
         """
-        every = [dump for own in self.dumps.values() for dump in own] if self.unread else []
+        doubtful = self.unread | self.foreign
+        every = [dump for own in self.dumps.values() for dump in own] if doubtful else []
         names = {prefix_of(dump.path) for dump in every}
+        likely = {*self._instead_of_dumps({dump.path for dump in every})}
         failed = {}
-        for path, error in sorted(self.unread.items()):
-            if prefix_of(path) in names or _LIKE_A_DUMP.search(prefix_of(path)):
+        for path, error in sorted(doubtful.items()):
+            prefix = prefix_of(path)
+            is_dump = prefix in names or _LIKE_A_DUMP.search(prefix) is not None
+            if path in self.foreign:
+                is_dump = path in likely
+            if is_dump:
                 if not keep_going:
                     raise TraceFileError(error)
                 failed[path] = error
@@ -88,6 +97,26 @@ class _Files:
                 f"dumps are not read: {_MOST_BESIDE} are the most"
             )
         return failed
+
+    def _instead_of_dumps(self, dumps: Collection[Path]) -> Iterator[Path]:
+        """Yield the foreign files that stand where a dump is absent.
+
+        They lie among dumps of such names; or are of a rank without any, and not among files
+        of such names that ranks have besides their dumps.
+        """
+        places = {_place_of(path) for path in dumps}
+        ranked = {(*_place_of(path), rank_of(path)) for path in dumps}
+        names = {name for _, name in places}
+        beside = {_place_of(path) for path in self.foreign if rank_of(path) in self.dumps}
+        for path in self.foreign:
+            place, rank = _place_of(path), rank_of(path)
+            is_alone = rank not in self.dumps and place not in beside and place[1] in names
+            if (*place, rank) not in ranked and (place in places or is_alone):
+                yield path
+
+
+def _place_of(path: Path) -> tuple[Path, str]:
+    return path.parent, prefix_of(path)
 
 
 @contextmanager
@@ -132,7 +161,8 @@ def diagnose_hang(
     failed = files.settle(keep_going=keep_going)
     if not files.dumps:
         names = ", ".join(map(str, places)) or "no path"
-        why = "".join(f"; {error}" for error in [*files.unread.values()][:1])
+        errors = [*files.unread.values(), *files.foreign.values()]
+        why = "".join(f"; {error}" for error in errors[:1])
         raise TraceFileError(
             f"{names}: no dump of a flight recorder{why}; it is a pickle or JSON file a rank, "
             "with the rank at the end of its name, as TORCH_FR_DUMP_TEMP_FILE says"
@@ -181,6 +211,8 @@ def _read_some(paths: Sequence[Path]) -> _Files:
     for path in paths:
         try:
             dump = read(path)
+        except ForeignError as error:
+            files.foreign[path] = str(error)
         except NoDumpError:
             files.others.append(path)
         except TraceFileError as error:

@@ -5,6 +5,7 @@ import os
 import re
 import zlib
 from bisect import bisect_left
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,7 +64,7 @@ def _content(path: Path) -> tuple[bytes, int, int] | None:
         head = file.read(_HEAD)
         if b"\0" in head:
             return None
-        first = head.lstrip()[:1]
+        first = head.removeprefix(BOM_UTF8).lstrip()[:1]
         is_json = first == b"{" or (first == b"[" and ".json" in path.suffixes)
         if is_json and b'"nccl_version"' not in head:
             return None  # a trace or configuration
@@ -110,7 +111,7 @@ def read_text(path: Path) -> FileText | None:
     text, skipped, written = content
     return FileText(
         path=path,
-        text=text.decode("utf-8", "replace"),
+        text=text.removeprefix(BOM_UTF8).decode("utf-8", "replace"),
         skipped=skipped,
         written=written if written > _FIRST else None,
     )

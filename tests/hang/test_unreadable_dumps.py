@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from codecs import BOM_UTF8
 
 import pytest
 from builders.commands import invoke
@@ -80,6 +81,51 @@ def test_nobody_is_blamed_whose_dump_alone_could_tell(tmp_path, damage):
     tree = parsed(without_scripts(html(page(hang, "dumps"))))
     assert_sound(tree)
     assert "rank 5: dump unreadable" in tips(charts(tree)["chain-graph"][0])
+
+
+FOREIGN = [
+    b"Internal Server Error",
+    b'{"error": "rank is busy"}',
+    b"<html><body>502 Bad Gateway</body></html>",
+    b'{"entries": {"0": 1}, "pg_config": {}}',
+    b'{"entries": [1, 2], "pg_config": {}}',
+    b'{"entries": null, "pg_config": {}}',
+    pickle.dumps([1, 2]),
+    pickle.dumps({"a": 1}),
+    pickle.dumps("text"),
+]
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+@pytest.mark.parametrize("folder", ["job", "other_host"])
+def test_other_content_under_the_name_of_a_dump_is_an_error(tmp_path, content, folder):
+    write_dumps(tmp_path / "job", 8, absent=2, without=[2])
+    path = tmp_path / folder / "rank_2.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(TraceFileError, match=r"rank_2\.json: "):
+        diagnose_hang(tmp_path)
+    hang = diagnose_hang(tmp_path, keep_going=True)
+    assert (hang.culprits, hang.unreadable, hang.missing) == ((), (2,), ())
+    assert str(path) in hang.failed[0]
+
+
+def test_a_file_of_a_rank_beside_its_dump_is_no_dump(tmp_path):
+    write_dumps(tmp_path / "dumps", 8, absent=5, without=[2])
+    (tmp_path / "dumps" / "rank_5.pkl").write_bytes(pickle.dumps({"loss": 1}))
+    (tmp_path / "losses").mkdir()
+    for rank in range(8):
+        (tmp_path / "losses" / f"rank_{rank}.json").write_text('{"loss": 1}')
+    hang = diagnose_hang(tmp_path)
+    assert (hang.culprits, hang.missing, hang.unreadable) == ((5,), (2,), ())
+
+
+def test_a_dump_may_begin_with_the_mark_of_utf_8(tmp_path):
+    folder = write_dumps(tmp_path, 8, absent=5)
+    for path in folder.glob("rank_*.json"):
+        path.write_bytes(BOM_UTF8 + path.read_bytes())
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.dumps) == ((5,), 8)
 
 
 def test_a_rank_without_a_dump_is_a_suspect_beside_an_unreadable_one(tmp_path):
