@@ -20,7 +20,7 @@ Examples:
 """
 
 
-@click.command("hang", cls=OptionsCommand, epilog=_EXAMPLES)
+@click.command("hang", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @option_of(ReadOptions, "keep_going")
 @json_option

@@ -1,5 +1,7 @@
 """Test options of all commands: one meaning, one group, and help that fits a screen."""
 
+import inspect
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -7,6 +9,8 @@ from textwrap import wrap
 
 import click
 import pytest
+from builders.commands import invoke
+from builders.hang_files import write_dumps
 from click.testing import CliRunner
 
 from docs import pages
@@ -269,3 +273,25 @@ def test_the_main_help_loads_no_command_and_no_cloup():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_commands_that_print_tables_have_the_option_that_tables_name():
+    printing = {
+        name
+        for name, command in COMMANDS.items()
+        if command.callback is not None
+        and re.search(
+            r"import .*\btables\b|\.tables import", inspect.getsource(command.callback)
+        )
+    }
+    having = {name for name, option in options() if "--wide" in option.opts}
+    assert {"hang", "metrics"} <= printing <= having
+
+
+def test_a_hint_of_a_narrow_table_names_an_option_of_the_command(tmp_path, monkeypatch):
+    folder = write_dumps(tmp_path / "job", 8, absent=5)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "(--wide shows them)" in " ".join(invoke("hang", folder, code=5).stdout.split())
+    wide = invoke("hang", folder, "--wide", code=5).stdout
+    assert "not shown" not in wide
+    assert "and wait for" in wide
