@@ -15,6 +15,15 @@ _MOST_CALLS = 32
 _MOST_ROWS = 64
 _LONGEST = 68  # characters of a line across the graph
 
+_MANY = (
+    "Most ranks are victims: a call is open on all its members. Who holds them up is at the "
+    "end of the arrows."
+)
+_ALONE = (
+    "The arrows lead from who stands in a call that the others did not make, not to who holds "
+    "it up: the ranks at their end only never call it."
+)
+
 # A node of the graph: ranks that stand alike, or the place of a link.
 _Node = tuple[int, ...] | int
 
@@ -74,8 +83,7 @@ def _chain(hang: Hang) -> Section:
             "An arrow leads from ranks to the call they stand in, and on to whom it waits for.",
         ),
         blocks=blocks,
-        pitfall="Most ranks are victims: a call is open on all its members. Who holds them up "
-        "is at the end of the arrows.",
+        pitfall=_ALONE if hang.awaited else _MANY,
     )
 
 
@@ -220,8 +228,9 @@ def _node(node: _Node, hang: Hang, links: Sequence[WaitingLink], longest: int) -
         )
     ranks, is_culprit = named_ranks(node), node[0] in hang.culprits
     is_missing = node[0] in hang.missing
-    role = "culprit" if is_culprit else "waits" if len(node) == 1 else "wait"
-    line = f"{role}{'s' if is_culprit and len(node) > 1 else ''}"
+    is_inside = any(node[0] in link.ranks for link in hang.links)
+    waits = ("waits" if len(node) == 1 else "wait") if is_inside else "waited for"
+    line = ("culprits" if len(node) > 1 else "culprit") if is_culprit else waits
     line = f"{line}, no dump" if is_missing else line
     line = "dump unreadable" if node[0] in hang.unreadable else line
     return GraphNode(

@@ -95,6 +95,18 @@ class Hang(TableResult):
         return f"{_sentence(self)} {_waiting(self)}".strip()
 
     @property
+    def awaited(self) -> tuple[int, ...]:
+        """The ranks that the culprits wait for in a call that nobody else made; else empty."""
+        if self.kind != "order" or self.group is None or self.collective is None:
+            return ()
+        where = self.group.title, self.collective.title
+        links = [link for link in self.links if (link.group, link.call) == where]
+        if {rank for link in links for rank in link.ranks} - {*self.culprits}:
+            return ()
+        ranks = {rank for link in links for rank in link.waits_for}
+        return tuple(sorted(ranks - {*self.culprits}))
+
+    @property
     def advice(self) -> str:
         """What the kind means, and what to do about it."""
         if self.hang and not self.culprits and self.unreadable:
@@ -192,6 +204,12 @@ _MESSAGES = {
 # Where nobody else waits, nobody says which order is right.
 _AMONG = "{who} make calls in different orders, and wait for each other in {where}."
 
+# Where nobody else makes the call, the culprits wait for the others.
+_ALONE = (
+    "{who} wait{s} in {where} for {others}, which have not called it: {whom} leave{s} the "
+    "order of calls that the others keep."
+)
+
 # What a kind means, and what to do about it. The page of docs has the same.
 _ADVICE = {
     "none": "Nothing hangs: what is open is young, or the ranks went on between two dumps. If "
@@ -239,12 +257,17 @@ def _sentence(hang: Hang) -> str:
     is_among = hang.kind == "order" and many and not hang.waiting
     is_message = hang.collective is not None and hang.collective.sequence is None and many
     of_kind = (is_message and _MESSAGES.get(hang.kind)) or _SENTENCES[hang.kind]
-    sentence = (_AMONG if is_among else of_kind).format(
+    if hang.awaited:
+        of_kind = _ALONE
+    elif is_among:
+        of_kind = _AMONG
+    sentence = of_kind.format(
         who=whom.capitalize(),
         whom=whom,
         where=f"{call} of the {hang.group.title}"
         if hang.group and not (is_message and hang.kind in _MESSAGES)
         else call,
+        others=named_ranks(hang.awaited),
         are="are" if many else "is",
         s="" if many else "s",
     )

@@ -762,10 +762,11 @@ class Judge:
         confidence: str = "high",
     ) -> Verdict:
         ranks = tuple(sorted(culprits))
-        # Where nothing is open any more, all have failed for the same reason.
-        waiting = self.waits.waiting(set(ranks), stop) or sorted(
-            self.job.ranks.keys() - set(ranks)
-        )
+        waiting = self.waits.waiting(set(ranks), stop)
+        is_open = any(rank in self.waits.fronts for rank in {*ranks} - self.waits.failed)
+        if not waiting and not is_open:
+            # Where nothing is open any more, all have failed for the same reason.
+            waiting = sorted(self.job.ranks.keys() - set(ranks))
         return Verdict(
             kind=kind,
             culprits=ranks,

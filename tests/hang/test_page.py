@@ -4,7 +4,7 @@ import json
 
 import pytest
 from builders.commands import invoke
-from builders.hang_files import write_dumps
+from builders.hang_files import dump_of, write_dumps
 from builders.html_page import HOSTILE, assert_sound, charts, parsed, tips, without_scripts
 from builders.shared_data import needs, path_of
 
@@ -123,3 +123,46 @@ def test_the_graph_fits_in_its_boxes(tmp_path, browser):
                 for box in places
             ), labels.nth(at).inner_text()
         tab.close()
+
+
+def one_more_call_of(ranks, folder):
+    """Write dumps in which some ranks alone made a call that all have to make."""
+    folder.mkdir()
+    for rank in range(8):
+        dump = dump_of(rank, 8, 3, absent=rank)
+        if rank in ranks:
+            dump["entries"].append(dump_of(rank, 8, 3)["entries"][-1])
+        (folder / f"rank_{rank}.json").write_text(json.dumps(dump))
+    return folder
+
+
+def test_a_culprit_who_alone_made_a_call_waits_for_the_others(tmp_path):
+    hang = diagnose_hang(one_more_call_of([5], tmp_path / "job"))
+    assert (hang.kind, hang.culprits, hang.waiting) == ("order", (5,), ())
+    assert hang.contents()["waiting"] == []
+    assert hang.headline == (
+        "Rank 5 waits in all_reduce #4 of the group default_pg of ranks 0-7 for ranks 0-4, "
+        "6-7, which have not called it: rank 5 leaves the order of calls that the others keep."
+    )
+    text = html(page(hang, "dumps"))
+    tree = parsed(without_scripts(text))
+    assert_sound(tree)
+    texts = tips(charts(tree)["chain-graph"][0])
+    assert "ranks 0-4, 6-7: waited for" in texts
+    assert "rank 5: culprit" in texts
+    assert "Who holds them up" not in text
+    assert "The arrows lead from who stands in a call that the others did not make" in text
+
+
+def test_who_stands_in_nothing_is_not_said_to_wait_for_a_stalled_call(tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for rank in range(8):
+        dump = dump_of(rank, 8, 3, absent=rank)
+        if rank < 4:
+            stuck = dump_of(rank, 8, 3, absent=(rank + 1) % 4)
+            dump["entries"].append(stuck["entries"][-1])
+        (folder / f"rank_{rank}.json").write_text(json.dumps(dump))
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.waiting) == ("stalled", (0, 1, 2, 3), ())
+    assert "wait for" not in hang.headline
