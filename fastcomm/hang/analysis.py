@@ -488,7 +488,9 @@ def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
     without = [
         rank
         for rank in verdict.culprits
-        if rank in judge.job.ranks and rank not in judge.evidence.stacks
+        if rank in judge.job.ranks
+        and rank not in judge.evidence.stacks
+        and rank not in judge.evidence.dead
     ]
     if without:
         ranks = named_ranks(without[:_MOST_LINES])

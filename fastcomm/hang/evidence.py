@@ -4,7 +4,7 @@ None of it is needed. A rank is in the name of a file, in a head of the debug se
 line of a log. Text of others is read in bounds.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -90,7 +90,7 @@ class FileEvidence:
             else:
                 deaths.append(sentence)
         tasks = self.lines.tasks
-        if not self.lines.is_elastic and {*job.silent} <= tasks.keys() <= {*range(job.world)}:
+        if not self.lines.is_elastic and _are_ranks(tasks.keys(), job):
             for task, sentence in tasks.items():
                 dead.setdefault(task, f"rank {task}, if each rank is a task: {sentence}")
         else:
@@ -103,6 +103,17 @@ class FileEvidence:
     def is_aborted(self, rank: int) -> bool:
         """Return whether a rank aborted itself, by its log or by its signal."""
         return rank in self.aborted or logs.is_abort(self.dead.get(rank, ""))
+
+
+def _are_ranks(tasks: Set[int], job: DumpedJob) -> bool:
+    """Return whether tasks of srun are ranks, as far as ranks without a dump tell.
+
+    A task that starts several ranks ends with all of them, which are neighbors.
+    """
+    silent = {*job.silent}
+    are_neighbors = any(rank + 1 in silent for rank in silent)
+    is_one_of_them = bool(silent & tasks) and not are_neighbors
+    return tasks <= {*range(job.world)} and (silent <= tasks or is_one_of_them)
 
 
 @dataclass(kw_only=True)

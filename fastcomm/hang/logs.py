@@ -115,7 +115,7 @@ class DeathLines:
                 self.ranks[int(match[1])] = _quoted(file, match)
         self._add_elastic(file)
         for match in _TASKS.finditer(text):
-            if match[2] is None or int(match[2]) not in _TERMINATED:
+            if match[2] is None or int(match[2]) not in (0, *_TERMINATED):
                 for task in _numbers_of(match[1]):
                     self.tasks.setdefault(task, _quoted(file, match))
         for match in islice(_OUT_OF_MEMORY.finditer(text), _MOST_MATCHES):

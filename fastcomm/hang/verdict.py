@@ -9,7 +9,7 @@ import numpy as np
 from fastcomm.hang import ras, rhythm
 from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls, is_all_to_all
 from fastcomm.hang.evidence import FileEvidence
-from fastcomm.hang.logs import is_timeout
+from fastcomm.hang.logs import WatchdogLine, is_timeout
 from fastcomm.hang.waits import Stop, WaitGraph, is_for_all, retires
 from fastcomm.trace.run import named_ranks
 from fastcomm.units import format_ns
@@ -276,14 +276,20 @@ class Judge:
         return f"the stack of rank {rank} speaks against it: it is in {name} of PyTorch"
 
     def _by_watchdog(self, rank: int, stop: Stop, number: int) -> str:
-        for line in self.evidence.watchdog:
-            is_group = (stop.group.desc or stop.group.name) in line.group
-            if line.rank == rank and is_group and line.enqueued >= number:
+        for line in self._enqueued(stop, number):
+            if line.rank == rank:
                 return (
                     f"the watchdog of rank {rank} speaks against it: it enqueued "
                     f"#{line.enqueued} ({line.place})"
                 )
         return ""
+
+    def _enqueued(self, stop: Stop, number: int) -> Iterator[WatchdogLine]:
+        """Yield what watchdogs say of ranks that have enqueued the call of a stop."""
+        name = stop.group.desc or stop.group.name
+        for line in self.evidence.watchdog:
+            if name in line.group and line.enqueued >= number:
+                yield line
 
     def _unrecorded(self, rank: int, stop: Stop) -> str:
         """Return why no call in the dump of a rank tells nothing; empty where it has some."""
@@ -303,10 +309,30 @@ class Judge:
             )
         return ""
 
-    def _has_launched(self, rank: int) -> bool:
-        """Return whether RAS says that a rank is in all calls that wait for it."""
-        stops = self.waits.holding([rank])
-        return bool(stops) and all(rank in self._launched(stop) for stop in stops)
+    def _no_suspects(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Return the ranks that are in all calls that wait for them, with what says so."""
+        some, lines = {*ranks}, dict[int, str]()
+        behind: set[int] = set()
+        for stop in self.waits.holding(some):
+            launches = self._launches(stop)
+            holders = some.intersection(self.waits.holders[stop])
+            behind |= holders - launches.keys()
+            for rank in sorted(holders & launches.keys()):
+                dump = "an unreadable dump" if rank in self.job.unreadable else "no dump"
+                lines[rank] = f"rank {rank} left {dump}, and is no suspect: {launches[rank]}"
+        return {rank: line for rank, line in lines.items() if rank not in behind}
+
+    def _launches(self, stop: Stop) -> dict[int, str]:
+        """Return the ranks that files say are in the call of a stop, with what says so."""
+        lines = {}
+        if stop.number is not None:
+            for line in self._enqueued(stop, stop.number):
+                says = f"its watchdog says that it enqueued #{line.enqueued} ({line.place})"
+                lines[line.rank] = says
+        for rank, place in self._launched(stop).items():
+            says = f"NCCL RAS says that it has launched as many operations as others ({place})"
+            lines[rank] = says
+        return {rank: line for rank, line in lines.items() if rank is not None}
 
     def _launched(self, stop: Stop) -> Mapping[int, str]:
         """Return the ranks that have launched the call of a stop, as RAS says, with its place.
@@ -694,11 +720,16 @@ class Judge:
         one, and may stand in the same call as the others: it is named, and not blamed.
         """
         unreadable = {*self.job.unreadable}
-        suspects = [rank for rank in ranks if rank not in unreadable]
-        if self.evidence.reports:
-            suspects = [rank for rank in suspects if not self._has_launched(rank)] or suspects
+        launched = self._no_suspects(ranks)
+        lines = tuple(launched[rank] for rank in sorted(launched)[:_MOST_QUOTED])
+        if stop is not None and launched.keys() == {*ranks}:
+            standing = self.waits.stops[stop]
+            answer = self._answer("stalled", standing, stop, confidence="low")
+            return replace(answer, evidence=lines)
+        suspects = [rank for rank in ranks if rank not in unreadable | launched.keys()]
         answer = self._answer("missing_rank", suspects, stop, confidence="low")
-        return replace(answer, waiting=tuple(self.waits.waiting({*ranks}, stop)))
+        waiting = tuple(self.waits.waiting({*ranks}, stop))
+        return replace(answer, waiting=waiting, evidence=lines)
 
     # What the rules share
 

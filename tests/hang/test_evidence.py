@@ -11,6 +11,7 @@ from builders.hang_files import (
     TP,
     WATCHDOG,
     communicator,
+    dump_of,
     groups_of,
     ras_json,
     write_dumps,
@@ -409,6 +410,7 @@ UNCERTAIN = {
     "future": "rank 5 will exit 5 minutes later",
     "terminated": "srun: error: node03: task 5: Terminated",
     "end": "srun: error: node03: task 5: Exited with exit code 143",
+    "no fault": "srun: error: node03: task 5: Exited with exit code 0",
     "example": "for example, rank 5 exited with code 1",
     "guess": "Connection reset by peer: possibly rank 5 exited with code 1",
 }
@@ -438,6 +440,16 @@ def test_tasks_are_no_ranks_where_they_start_them(tmp_path):
     folder = write_dumps(tmp_path / "elastic", 8, absent=5, without=[5])
     (folder / "job.out").write_text("torchrun: start\nsrun: error: node03: task 5: Killed\n")
     assert diagnose_hang(folder).confidence == "low"
+
+
+def test_a_task_is_a_rank_where_no_task_can_have_started_all_that_are_missing(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, without=[2, 5])
+    (folder / "job.out").write_text("srun: error: node03: task 5: Segmentation fault\n")
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (5,), "high")
+    assert hang.missing == (2, 5)
+    (folder / "job.out").write_text("srun: error: node03: task 3: Segmentation fault\n")
+    assert diagnose_hang(folder).culprits == (2, 5)
 
 
 MEMORY = "Memory cgroup out of memory: Killed process 4242 (python3) total-vm:9kB, anon-rss:8kB"
@@ -516,6 +528,44 @@ def test_ranks_without_a_dump_that_launched_the_call_are_no_suspects(tmp_path):
     hang = diagnose_hang(folder)
     assert (hang.kind, hang.culprits, hang.confidence) == ("missing_rank", (22,), "low")
     assert hang.missing == (5, 22)
+
+
+def test_a_call_that_all_missing_ranks_have_launched_is_stalled(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=5, without=[5])
+    (folder / "ras.json").write_text(ras_of(WORLD, 4))
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.confidence, hang.missing) == ("stalled", "low", (5,))
+    assert 5 not in hang.culprits
+    line = next(one for one in hang.evidence if "rank 5 left no dump, and is no suspect" in one)
+    assert "NCCL RAS says" in line
+    assert str(folder / "ras.json") in line
+
+
+def test_a_missing_rank_whose_watchdog_enqueued_the_call_is_no_suspect(tmp_path):
+    folder = write_dumps(tmp_path / "job", 8, absent=5, without=[5])
+    for path in folder.glob("rank_*.json"):
+        dump = dump_of(int(path.stem[5:]), 8, 3)
+        path.write_text(json.dumps(dump))
+    line = (
+        "[rank5]:[E1] [PG ID 0 PG GUID 0(default_pg) Rank 5] Exception detected by watchdog, "
+        "last enqueued NCCL work: {}, last completed NCCL work: 3.\n"
+    )
+    (folder / "rank_5.log").write_text(line.format(3))
+    assert diagnose_hang(folder).culprits == (5,)
+    (folder / "rank_5.log").write_text(line.format(4))
+    hang = diagnose_hang(folder)
+    assert (hang.kind, hang.confidence, hang.missing) == ("stalled", "low", (5,))
+    line = next(one for one in hang.evidence if "rank 5 left no dump, and is no suspect" in one)
+    assert "its watchdog says that it enqueued #4" in line
+
+
+def test_nobody_is_advised_to_look_into_a_dead_process(tmp_path):
+    folder = write_dumps(tmp_path / "job", WORLD, absent=22)
+    assert any("py-spy dump on rank 22" in one for one in diagnose_hang(folder).next)
+    (folder / "ras.json").write_text(ras_of(WORLD, 4, gone={22: "dead"}))
+    hang = diagnose_hang(folder)
+    assert hang.culprits == (22,)
+    assert not any("py-spy" in one for one in hang.next)
 
 
 def test_text_of_a_mismatch_names_who_is_behind(tmp_path):
