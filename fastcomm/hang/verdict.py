@@ -324,7 +324,7 @@ class Judge:
 
     def _launches(self, stop: Stop) -> dict[int, str]:
         """Return the ranks that files say are in the call of a stop, with what says so."""
-        lines = {}
+        lines: dict[int | None, str] = {}
         if stop.number is not None:
             for line in self._enqueued(stop, stop.number):
                 says = f"its watchdog says that it enqueued #{line.enqueued} ({line.place})"
