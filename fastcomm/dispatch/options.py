@@ -133,7 +133,7 @@ class DispatchOptions(CheckedOptions):
     bandwidth needs a unit, but for a workload of the original simulator.
     """
 
-    cluster: str | Path | None = cluster_field("none; dgx-h100 with --model or --from-run")
+    cluster: str | Path | None = cluster_field("none or dgx-h100")
     bw_inter: str | float | None = option_field(
         "NIC bandwidth per GPU, as in 50GB/s or 400Gbit/s. Default: 50GiB/s.",
         group=NETWORK,
