@@ -7,11 +7,10 @@ and the strategy, not how it is trained: scores and losses of the router, learni
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 from fastcomm.errors import ConfigError
 from fastcomm.models import Model
-from fastcomm.planning.job import GRADIENTS, Plan
+from fastcomm.planning.job import GRADIENTS, Plan, stage_units
 from fastcomm.planning.trainers import DISPATCHES
 
 Arguments = Mapping[str, str]  # values by option; a switch has an empty value
@@ -381,10 +380,7 @@ def _stage_layout(plan: Plan, parts: int) -> _Options:
 
     The number of virtual stages follows from it.
     """
-    model = plan.model
-    units = "E" + "t" * model.layers + "m" * model.mtp_layers + "L"
-    cuts = [len(units) * place // parts for place in range(parts + 1)]
-    stages = "|".join(units[start:end] for start, end in pairwise(cuts))
+    stages = "|".join(stage_units(plan.model, parts))
     return {"--pipeline-model-parallel-layout": f"'{stages}'"}
 
 
