@@ -39,6 +39,7 @@ _ROW = Mapping[str, str]
 _MOST = 1 << 50  # sequences, tokens
 _LEAST = 1e-6  # of measured quantities
 _NODE = 8  # GPUs of a usual node; an NVLink domain of more has many nodes
+_TRAY = 4  # GPUs of each of these
 _TRIED = {
     "micro_batch": ("1", "2", "4", "8"),
     "recompute": ("none", "selective", "full"),
@@ -298,12 +299,14 @@ def base_plan(row: _ROW, model: Model) -> Plan:
 def _network(row: _ROW, name: str) -> tuple[int, float]:
     """Return the GPUs of an NVLink domain, and its bandwidth to others in bytes per second.
 
-    A domain is a node, but in racks such as NVL72 it has many nodes. The usual links are those
-    of the cluster of the GPU's name.
+    A domain is a node, but in racks such as NVL72 it has many nodes: a number above that of a
+    tray is the size of another rack, as NVL36. The usual links are those of the cluster of the
+    GPU's name.
     """
-    per_node = _whole(row, "gpus_per_node", str(_NODE))
     usual, links = load_node(name)
-    domain = per_node if usual <= _NODE else max(per_node, usual)
+    own = _NODE if usual <= _NODE else _TRAY
+    per_node = _whole(row, "gpus_per_node", str(own))
+    domain = usual if usual > _NODE and per_node <= _TRAY else per_node
     if gbps := _positive(row, "node_gbps"):
         return domain, gbps * 1e9 / 8 * domain / per_node
     return domain, links.inter_bytes_per_s * domain
