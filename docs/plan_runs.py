@@ -112,8 +112,7 @@ published runs, whose tables are not part of fastcomm, with predictions in token
 that their sources call unclear, traced, tests or regressions do not count. One row (r326)
 divides experts over 64 ranks where a pipeline stage has 32, and six of 2025 (r422 to r424, r501
 to r503) have CUDA graphs, of a step as far as their source tells, though token counts stop the
-host. Megatron refuses both today: they are priced all the same. So are two of AutoModel (r509,
-r510), whose virtual stages the searches of FSDP2 leave out.
+host. Megatron refuses both today: they are priced all the same.
 
 GPUs marked "not measured" are priced by kernels of a similar one.
 

@@ -1,7 +1,7 @@
 """Time of attention by the kernel that runs there: fused, or its products and softmax apart.
 
 Which kernel runs depends on the GPU, the date of the stack, the width of heads, and whether the
-model has sinks. Times are in seconds.
+model has sinks, and so does what selective recompute runs again. Times are in seconds.
 """
 
 from fastcomm.hardware.gpus import Gpu, gpu
@@ -55,6 +55,19 @@ def is_fused(plan: Plan) -> bool:
     if plan.model.has_sinks:
         return plan.year >= (_SINKS_BLACKWELL if is_blackwell else _SINKS_HOPPER)
     return not (plan.model.latent and is_blackwell and plan.year < _CUDNN_BLACKWELL)
+
+
+def recomputed_modules(plan: Plan) -> frozenset[str]:
+    """Return the parts of each layer that Megatron-Core recomputes: named, or selective ones.
+
+    Selective recompute is that of attention without a fused kernel; with one, of what is large
+    and takes little time: norms, and the up-projections of latent attention.
+    """
+    if plan.recompute != "selective" or plan.recomputed:
+        return plan.modules
+    if not is_fused(plan):
+        return frozenset({"core_attn"})
+    return frozenset({"layernorm", "mla_up_proj"} if plan.model.latent else {"layernorm"})
 
 
 def _unfused(plan: Plan, chip: Gpu, heads: float, moved: float) -> tuple[float, float]:

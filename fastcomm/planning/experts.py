@@ -90,7 +90,7 @@ def expert_gemms(plan: Plan, constants: Constants, experts: Experts) -> tuple[fl
     own = experts.number / plan.ep
     h, i = plan.model.hidden, experts.ffn / plan.etp
     factor = gemm_factor(plan, constants) * (1 + constants.expert_rows * own / rows)
-    if plan.precision == "mxfp8" and not plan.fused_experts:
+    if plan.is_mx and not plan.fused_experts:
         factor *= constants.mxfp8_slowdown
     shapes = ((2 * i, h), (h, i))
     forward = sum(matmul(plan.gpu, recipe, rows, n, k) for n, k in shapes)
@@ -117,7 +117,7 @@ def expert_elementwise(
         activated = 0.0
         if not plan.fused_experts:
             activated = _ACTIVATE[way] * inner
-            if plan.precision == "mxfp8":
+            if plan.is_mx:
                 copied += _QUANTIZE[way] * (hidden + (1 + way) * inner)
             if experts.has_bias:
                 copied += _BIAS[way] * hidden
@@ -154,7 +154,7 @@ def exchange_time(plan: Plan, constants: Constants, experts: Experts) -> float:
         top_groups=top_groups,
     )
     family = next((name for name in _FAMILIES if name in plan.dispatch), "nccl")
-    is_fp8 = plan.precision == "fp8_block" and family == "deepep"
+    is_fp8 = plan.precision == "fp8_block" and family == "deepep" and not plan.is_mx
     alone = _alone(plan.gpu, family, shape, plan.node_bytes_per_s / plan.domain, is_fp8)
     # Ranks that divide an expert gather the tokens of each other.
     size = tokens * experts.top_k * plan.model.hidden * ELEMENT * plan.etp

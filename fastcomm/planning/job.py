@@ -15,6 +15,7 @@ from fastcomm.checks import RANKS, invalid, invalid_value, option_name
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.clusters import Cluster, shipped
 from fastcomm.hardware.clusters import load as load_cluster
+from fastcomm.hardware.expert_exchange import FAMILIES
 from fastcomm.hardware.gpus import gpu
 from fastcomm.isp.problem import memory_limit
 from fastcomm.models import Model
@@ -170,18 +171,17 @@ class Plan:
             return 0.0
         if self.recompute.isdecimal():
             return min(1.0, int(self.recompute) / self.stage_layers)
-        selective = self.trainer_rules.selective_layers if self.is_fsdp else 0.0
         shares = {
             "full": 1.0,
             _ALL_BUT_ATTENTION: 1.0,
             "partial": 0.5,
-            "selective": selective,
+            "selective": self.trainer_rules.selective_layers,
         }
         return shares.get(self.recompute, 0.0)
 
     @property
     def modules(self) -> frozenset[str]:
-        """Parts of each layer that are recomputed, of `MODULES`."""
+        """Parts of each layer that `recompute` names, of `MODULES`."""
         return _modules(self.recompute)
 
     @property
@@ -193,6 +193,12 @@ class Plan:
     def state_bytes(self) -> int:
         """Bytes of the optimizer's states of a parameter: its fp32 copy and two moments."""
         return 4 + MOMENTS[self.moments]
+
+    @property
+    def is_mx(self) -> bool:
+        """Whether GEMMs are in MXFP8, by which Blackwell also emulates blocks of scales."""
+        emulated = self.precision == "fp8_block" and gpu(self.gpu).has_mx
+        return emulated or self.precision == "mxfp8"
 
     @property
     def graph_parts(self) -> frozenset[str]:
@@ -334,6 +340,29 @@ class Plan:
             return "of a whole step take hybridep or capacity: token counts stop the host"
         return ""
 
+    @property
+    def dispatch_problem(self) -> str:
+        """Why the dispatcher does not run on the GPU, or for so many ranks; empty if it does.
+
+        DeepEP and HybridEP are for Hopper and newer. DeepEP has kernels for some numbers of
+        ranks, and Megatron-Core pads no experts to a capacity with it.
+        """
+        kind = self.dispatch.split()[0]
+        family = FAMILIES["nccl" if kind == DISPATCHES[0] else kind]
+        if reason := family.unsupported(self.gpu, "bf16"):
+            return f"{family.title} {reason}"
+        if kind != "deepep":
+            return ""
+        if self.is_padded:
+            return "DeepEP pads no experts to a capacity; take alltoall or hybridep"
+        ranks = self.ep * self.etp
+        if ranks not in DEEPEP_RANKS:
+            sizes = ", ".join(map(str, DEEPEP_RANKS[1:]))
+            return f"{ranks} ranks; DeepEP takes one of {sizes}"
+        if ranks > NODE_GPUS and self.domain > NODE_GPUS:
+            return f"{ranks} ranks in an NVLink domain of many nodes; take hybridep"
+        return ""
+
     def _check_graphs(self) -> None:
         """Raise `ConfigError` for CUDA graphs that cannot be captured."""
         if problem := self.graph_problem:
@@ -386,11 +415,9 @@ class Plan:
 
     def _check_experts(self) -> None:
         """Raise `ConfigError` unless `ep` and `etp` divide the experts and their ranks."""
-        experts, (kind, *more) = self.model.experts, self.dispatch.split()
+        experts, more = self.model.experts, self.dispatch.split()[1:]
         if not experts:
             return
-        if kind == "deepep":
-            self._check_deepep()
         self._check_divides("ep", experts.number, f"the {experts.number} experts")
         self._check_divides("etp", experts.ffn, f"the width of an expert, {experts.ffn}")
         if self.replica_ranks % (self.ep * self.etp):
@@ -422,6 +449,8 @@ class Plan:
         kind = self.dispatch.split()[0]
         if kind not in self.trainer_rules.dispatches:
             raise ConfigError(f"dispatch {kind}: {self.trainer_rules.title} has none")
+        if problem := self.dispatch_problem:
+            raise ConfigError(f"dispatch {self.dispatch}: {problem}")
 
     def _check_trainer(self) -> None:
         """Raise `ConfigError` for parallelism or sharding that the trainer lacks."""
@@ -433,20 +462,6 @@ class Plan:
             raise ConfigError(
                 f"sharding {self.sharding}: {rules.title} has none in a pipeline; "
                 f"pp is {self.pp}"
-            )
-
-    def _check_deepep(self) -> None:
-        """Raise `ConfigError` unless DeepEP has kernels for the ranks of an exchange."""
-        ranks = self.ep * self.etp
-        if ranks not in DEEPEP_RANKS:
-            sizes = ", ".join(map(str, DEEPEP_RANKS[1:]))
-            raise ConfigError(
-                f"dispatch {self.dispatch}: {ranks} ranks; DeepEP takes one of {sizes}"
-            )
-        if ranks > NODE_GPUS and self.domain > NODE_GPUS:
-            raise ConfigError(
-                f"dispatch {self.dispatch}: {ranks} ranks in an NVLink domain of many nodes; "
-                "take hybridep"
             )
 
     def _check_sharding(self) -> None:

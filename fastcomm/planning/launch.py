@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fastcomm.errors import ConfigError
 from fastcomm.models import Model
+from fastcomm.planning.attention import recomputed_modules
 from fastcomm.planning.job import GRADIENTS, Plan, stage_units
 from fastcomm.planning.trainers import DISPATCHES
 
@@ -52,7 +53,6 @@ MEGATRON_RULES = (
     "--overlap-moe-expert-parallel-comm needs --expert-model-parallel-size >1",
     "--overlap-moe-expert-parallel-comm excludes --moe-shared-expert-overlap",
     "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor",
-    "--moe-pad-expert-input-to-capacity excludes --moe-enable-deepep",
     "--moe-expert-rank-capacity-factor needs --moe-flex-dispatcher-backend hybridep",
     "--moe-expert-rank-capacity-factor needs --use-transformer-engine-op-fuser",
     "--moe-paged-stash needs --moe-expert-rank-capacity-factor",
@@ -82,6 +82,7 @@ _PIPELINE = "--parallelism.pipeline_parallel"
 TORCHTITAN_RULES = (
     f"{_PIPELINE}_schedule needs {_PIPELINE}_degree >1",
     f"{_PIPELINE}_microbatch_size needs {_PIPELINE}_degree >1",
+    f"{_PIPELINE}_layers_per_stage needs {_PIPELINE}_degree >1",
     "--activation_checkpoint.selective_ac_option needs --activation_checkpoint.mode selective",
 )
 
@@ -153,6 +154,7 @@ def _arguments(trainer: str, plan: Plan) -> str:
             f"the strategies of {plan.trainer_rules.title} are not {launcher.title}'s; "
             f"add --trainer {launcher.trainers[0]}"
         )
+    plan.check_methods()
     options = launcher.options(plan)
     arguments = {
         option: "" if value is True else str(value)
@@ -387,12 +389,9 @@ def _stage_layout(plan: Plan, parts: int) -> _Options:
 def _recompute(plan: Plan) -> _Options:
     if plan.recompute == "none":
         return {}
-    if plan.recompute == "selective":
-        modules = "layernorm mla_up_proj" if plan.model.latent else "layernorm"
-        return {"--recompute-granularity": "selective", "--recompute-modules": modules}
-    if plan.modules:
-        modules = plan.recompute.replace("+", " ")
-        return {"--recompute-granularity": "selective", "--recompute-modules": modules}
+    if modules := recomputed_modules(plan):
+        names = " ".join(sorted(modules))
+        return {"--recompute-granularity": "selective", "--recompute-modules": names}
     if plan.keeps_attention:
         raise ConfigError(f"recompute {plan.recompute}: Megatron-Core has no such policy")
     method, number = "uniform", 1
@@ -477,7 +476,7 @@ def _torchtitan(plan: Plan) -> _Options:
         "--parallelism.context_parallel_degree": plan.cp,
         f"{_PIPELINE}_degree": plan.pp,
         "--activation_checkpoint.mode": plan.recompute,
-        f"{_PIPELINE}_schedule": "1F1B" if plan.pp > 1 else None,
+        **_torchtitan_stages(plan),
         f"{_PIPELINE}_microbatch_size": plan.micro_batch if plan.pp > 1 else None,
         "--training.local_batch_size": plan.micro_batch
         * (plan.micro_batches if plan.pp > 1 else 1),
@@ -487,6 +486,27 @@ def _torchtitan(plan: Plan) -> _Options:
         "--parallelism.expert_tensor_parallel_degree": plan.etp if model.experts else None,
         "--model.converters": _CONVERTERS[plan.precision],
         "--compile.enable": True,
+    }
+
+
+def _torchtitan_stages(plan: Plan) -> _Options:
+    """Return torchtitan's options of a pipeline: its schedule, and the layers of a stage.
+
+    Embedding and head count as layers where the layers alone do not divide, as in Megatron.
+    """
+    if plan.pp == 1:
+        return {}
+    options: _Options = {f"{_PIPELINE}_schedule": "Interleaved1F1B" if plan.vp > 1 else "1F1B"}
+    layers, parts = plan.model.layers, plan.pp * plan.vp
+    ends = next((count for count in range(3) if (layers + count) % parts == 0), None)
+    if ends is None:
+        if plan.vp > 1:
+            raise ConfigError(f"{layers} layers do not divide into {parts} stages")
+        return options
+    return options | {
+        f"{_PIPELINE}_layers_per_stage": (layers + ends) // parts,
+        f"{_PIPELINE}_first_stage_less_layers": str(ends // 2),
+        f"{_PIPELINE}_last_stage_less_layers": str(min(ends, 1)),
     }
 
 

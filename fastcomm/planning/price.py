@@ -10,7 +10,7 @@ from math import log2
 
 from fastcomm.hardware.gpus import gpu
 from fastcomm.isp.layer import Term
-from fastcomm.planning.attention import OLD_ATTENTION, attention_times, is_fused
+from fastcomm.planning.attention import OLD_ATTENTION, attention_times, recomputed_modules
 from fastcomm.planning.constants import Constants
 from fastcomm.planning.experts import (
     activation_time,
@@ -82,7 +82,7 @@ def _gemms(
         times[0] += matmul(plan.gpu, recipe, m, n, k)
         times[1] += matmul(plan.gpu, recipe, m, k, n) + matmul(plan.gpu, recipe, n, k, m)
     factor = gemm_factor(plan, constants)
-    if plan.precision == "mxfp8":
+    if plan.is_mx:
         factor *= constants.mxfp8_slowdown
     return times[0] * factor, times[1] * factor
 
@@ -207,9 +207,7 @@ def _with_recompute(
 
 def _shares_again(plan: Plan) -> dict[str, float]:
     """Return the shares of parts of a layer that selective recompute runs again."""
-    modules, shares = plan.modules, {}
-    if plan.recompute == "selective" and not plan.recomputed:
-        shares = {"attention": 0.0 if is_fused(plan) else 1.0, "element-wise": 0.5}
+    modules, shares = recomputed_modules(plan), {}
     if "core_attn" in modules:
         shares["attention"] = 1.0
     if "layernorm" in modules:
@@ -223,7 +221,7 @@ def _products_again(
     plan: Plan, constants: Constants, mlp: list[tuple[float, float]], *, has_experts: bool
 ) -> dict[str, float]:
     """Return the time of GEMMs that recompute of parts of a layer adds to that of the whole."""
-    modules, time = plan.modules, 0.0
+    modules, time = recomputed_modules(plan), 0.0
     if plan.keeps_attention:
         time -= _gemms(plan, constants, _attention_matrices(plan))[0]
     if "mla_up_proj" in modules and plan.model.latent:
@@ -637,17 +635,15 @@ def _activations(plan: Plan) -> tuple[float, float]:
 def _saved(plan: Plan) -> float:
     """Return the bytes that a layer without recompute of all of it saves for a token.
 
-    Selective recompute saves the scores of unfused attention, and else only the up-projections
-    of latent attention: FlashAttention saves no scores (arXiv 2205.05198 for the formula).
+    Recompute of attention saves the scores of unfused kernels: FlashAttention stores none
+    (arXiv 2205.05198 for the formula).
     """
-    model = plan.model
-    is_selective = plan.recompute == "selective" or "mla_up_proj" in plan.modules
+    model, modules = plan.model, recomputed_modules(plan)
     stored = 1 if RECIPES[plan.precision] != "bf16" else 2  # bytes of the input of a GEMM
     wide = 2.0 * (model.heads + 2 * model.kv_heads) * model.rotary
     if latent := model.latent:
         heads = 2.0 * model.heads * (2 * (latent.nope + latent.rope) + latent.value)
-        wide = 0.0 if is_selective else heads
-    modules = plan.modules
+        wide = 0.0 if "mla_up_proj" in modules else heads
     factor = (4 if model.mlp == "swiglu" else 2) + stored
     norms = 0 if "layernorm" in modules else 2 * stored
     layer = (4 + norms) * model.hidden + wide + 2 * model.hidden * model.breadth
@@ -661,5 +657,5 @@ def _saved(plan: Plan) -> float:
         layer += factor * model.ffn
     if plan.year < OLD_ATTENTION:
         layer += 2 * model.hidden  # masks of dropout
-        layer += 0 if is_selective else 5 * model.heads * plan.seq_len
+        layer += 0 if "core_attn" in modules else 5 * model.heads * plan.seq_len
     return layer

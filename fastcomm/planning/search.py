@@ -303,7 +303,8 @@ def _virtual_stages(plan: Plan) -> list[int]:
     Fewer than divide the layers would only lengthen the bubble.
     """
     counts = virtual_stages(plan)
-    more = range(max(counts) + 1, _MOST_VIRTUAL + 1) if plan.pp > 1 else ()
+    has_more = plan.pp > 1 and plan.trainer_rules.has_layouts
+    more = range(max(counts) + 1, _MOST_VIRTUAL + 1) if has_more else ()
     return [*counts, *(n for n in more if has_even_layout(variant(plan, vp=n)))]
 
 
@@ -317,11 +318,10 @@ def _spread(plan: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
     for etp in _values(plan, "etp", fixed, {1, plan.tp}):
         degrees = [n for n in divisors(experts.number) if ranks % (n * etp) == 0]
         for ep in _values(plan, "ep", fixed, degrees):
-            for dispatch in _values(plan, "dispatch", fixed, _dispatches(plan, ep)):
+            sized = variant(plan, etp=etp, ep=ep)
+            for dispatch in _values(plan, "dispatch", fixed, _dispatches(sized)):
                 fused = _values(plan, "fused_experts", fixed, [_can_fuse(plan)])[0]
-                yield variant(
-                    plan, etp=etp, ep=ep, dispatch=dispatch, fused_experts=bool(fused)
-                )
+                yield variant(sized, dispatch=dispatch, fused_experts=bool(fused))
 
 
 def _can_fuse(plan: Plan) -> bool:
@@ -329,16 +329,21 @@ def _can_fuse(plan: Plan) -> bool:
     return plan.precision == "mxfp8" and plan.trainer_rules.has_graphs
 
 
-def _dispatches(plan: Plan, ep: int) -> list[str]:
+def _dispatches(plan: Plan) -> list[str]:
     """Return the ways to exchange tokens to try; one micro-batch hides another's exchange."""
-    if ep <= 1:
+    if plan.ep <= 1:
         return ["alltoall"]
     # Megatron-Core overlaps two micro-batches of a rank: a pipeline needs virtual stages.
     can_overlap = plan.trainer_rules.has_graphs and (plan.pp == 1 or plan.vp > 1)
     # HybridEP is made for NVLink domains of many nodes, and for graphs of a whole step.
     is_hybrid = plan.domain > _NODE or "full" in plan.graph_parts
     kinds = ["alltoall", "hybridep" if is_hybrid else "deepep"]
-    able = [kind for kind in kinds if kind in plan.trainer_rules.dispatches]
+    able = [
+        kind
+        for kind in kinds
+        if kind in plan.trainer_rules.dispatches
+        and not variant(plan, dispatch=kind).dispatch_problem
+    ]
     return [*able, *([f"{able[-1]} overlapped"] if can_overlap else [])]
 
 
@@ -402,7 +407,7 @@ def _recompute(layout: Plan) -> tuple[str, ...]:
 
 def _is_valid(layout: Plan) -> bool:
     """Whether a trainer would run a layout with some micro-batch."""
-    has_layouts = "vp" not in layout.trainer_rules.unsupported
+    has_layouts = layout.trainer_rules.has_layouts
     is_filled = layout.last_layers >= 1 or (has_layouts and has_even_layout(layout))
     return is_filled and not _problem(layout)
 

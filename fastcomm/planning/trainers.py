@@ -36,6 +36,7 @@ class Trainer:
     # Share of the layers that selective recompute runs again; 0 is that of attention alone.
     selective_layers: float = 0.0
     has_counts: bool = False  # recompute of a number of layers of each stage
+    has_layouts: bool = False  # pipelines whose stages do not divide the layers
     # CUDA graphs and recompute of parts of a layer, and exchanges under another micro-batch.
     has_graphs: bool = False
     host_factor: float = 1.0  # time of the host to launch a layer, over that of Megatron-Core
@@ -50,6 +51,7 @@ TRAINERS = {
         sharding=("zero1",),
         reduction="fp32",
         has_counts=True,
+        has_layouts=True,
         has_graphs=True,
     ),
     # Recipes of NVIDIA NeMo and Megatron Bridge reduce and accumulate gradients in bf16.
@@ -58,6 +60,7 @@ TRAINERS = {
         sharding=("zero1",),
         gradients="bf16",
         has_counts=True,
+        has_layouts=True,
         has_graphs=True,
     ),
     "nemo-fsdp": Trainer(
@@ -79,7 +82,6 @@ TRAINERS = {
         logit_bytes=12,
         has_torch_attention=True,
         selective_layers=0.5,
-        unsupported=("vp",),
     ),
     "deepspeed": Trainer(
         title="Megatron-DeepSpeed with ZeRO",

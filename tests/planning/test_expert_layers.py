@@ -24,6 +24,7 @@ from fastcomm.planning.experts import (
     waiting_time,
 )
 from fastcomm.planning.job import Plan, with_strategy
+from fastcomm.planning.launch import launch
 from fastcomm.planning.price import layer_times, price_plan
 from fastcomm.planning.result import shortcuts, strategy_text
 from fastcomm.planning.runs import load_runs
@@ -226,6 +227,29 @@ def test_up_projections_of_latent_attention_are_recomputed_alone():
 
 
 @pytest.mark.parametrize(
+    ("change", "modules"),
+    [
+        ({"model": DEEPSEEK, "ep": 64}, "layernorm+mla_up_proj"),
+        ({"model": LLAMA}, "layernorm"),
+        ({"model": LLAMA, "year": 2022.0}, "core_attn"),
+        ({"model": oss(), "ep": 8, "gpu": "b200", "year": 2025.9}, "core_attn"),
+        ({"model": DEEPSEEK, "ep": 64, "gpu": "b200", "year": 2025.2}, "core_attn"),
+    ],
+)
+def test_selective_recompute_is_priced_by_the_modules_that_are_launched(change, modules):
+    plan = replace(PLAN, seq_len=4096, **change)
+    prices = [
+        price_plan(replace(plan, recompute=text), Constants())
+        for text in ("selective", modules)
+    ]
+    assert prices[0].time == prices[1].time
+    assert prices[0].memory_bytes == prices[1].memory_bytes
+    for text in ("selective", modules):
+        arguments = launch("megatron", replace(plan, recompute=text)).split(" \\\n")
+        assert f"--recompute-modules {modules.replace('+', ' ')}" in arguments
+
+
+@pytest.mark.parametrize(
     ("strategy", "message"),
     [
         ("graphs=some", "invalid graphs 'some': expected some of full, attn"),
@@ -261,7 +285,7 @@ def test_a_table_says_what_is_fused_graphed_and_routed(tmp_path):
 def test_a_strategy_is_printed_as_it_is_read():
     plan = replace(LAYER, gpus=64, global_batch=64, gpu="gb200", precision="mxfp8", **RACK)
     changes = (
-        *({"dispatch": f"deepep{more}"} for more in ("", " overlapped", " capacity")),
+        *({"dispatch": f"hybridep{more}"} for more in ("", " overlapped", " capacity")),
         *({"graphs": "attn+moe_router"}, {"routing": "natural"}, {"moments": "bf16"}),
         *({"fused_experts": True}, {"fp8_attention": True}, {"overlap": False}),
         *({"gradients": "bf16"}, {"trainer": "nemo"}, {"etp": 2, "tp": 2}),
@@ -284,7 +308,10 @@ def test_a_strategy_is_printed_as_it_is_read():
         ({"graphs": "moe_preprocess"}, "moe_preprocess takes moe_router"),
         ({"dispatch": "deepep overlapped", "pp": 2, "gpus": 16}, "takes virtual stages"),
         ({"dispatch": "deepep overlapped", "ep": 1}, "takes ep above 1"),
-        ({"dispatch": "deepep overlapped capacity", "pp": 2, "gpus": 16}, "takes virtual"),
+        ({"dispatch": "hybridep overlapped capacity", "pp": 2, "gpus": 16}, "takes virtual"),
+        ({"dispatch": "deepep capacity"}, "DeepEP pads no experts to a capacity"),
+        ({"gpu": "a100", "dispatch": "deepep"}, "DeepEP V1, normal needs compute capability"),
+        ({"gpu": "a100-40", "dispatch": "hybridep"}, "HybridEP needs compute capability 9.0"),
         ({"graphs": "attn", "recompute": "full"}, "exclude recompute of whole layers"),
         ({"graphs": "full", "recompute": "2"}, "exclude recompute of whole layers"),
         ({"graphs": "moe_router", "recompute": "moe"}, "exclude recompute of moe"),
@@ -498,6 +525,23 @@ def test_llama_8b_in_mxfp8_is_a_little_slower_than_with_current_scaling(name):
         for precision in ("fp8_cs", "mxfp8")
     )
     assert 1 < blocks / scaled < 1.06
+
+
+@pytest.mark.parametrize("name", ["gb200", "b200", "gb300"])
+@pytest.mark.parametrize("model", [LLAMA, QWEN, DEEPSEEK])
+def test_blocks_of_scales_are_no_faster_than_the_mx_formats_that_emulate_them(name, model):
+    ep = 8 if model.experts else 1
+    plan = replace(PLAN, gpu=name, model=model, ep=ep, seq_len=4096)
+    for dispatch in ("alltoall", "deepep") if model.experts else ("alltoall",):
+        blocks, mx = (
+            price_plan(replace(plan, precision=precision, dispatch=dispatch), Constants())
+            for precision in ("fp8_block", "mxfp8")
+        )
+        assert blocks.step_s == pytest.approx(mx.step_s)
+        assert blocks.memory_bytes == mx.memory_bytes
+    # Hopper has kernels for them.
+    hopper = replace(plan, gpu="h100", precision="fp8_block")
+    assert not hopper.is_mx
 
 
 def test_gb300_trains_faster_in_fp8_than_gb200():

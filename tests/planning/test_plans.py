@@ -197,8 +197,21 @@ def test_small_nodes_have_small_nvlink_domains(tmp_path):
     runs = load_runs(table(tmp_path, *rows, head=head), {}).runs
     rates = [price_run(run, Constants()).price.tokens_per_s_per_gpu for run in runs]
     assert rates == sorted(set(rates))
-    rack = table(tmp_path, "llama3-8b,gb200,64,64,8192,4", head=f"{HEAD},gpus_per_node")
-    assert load_runs(rack, {}).runs[0].plans[0].domain == 72
+
+
+@pytest.mark.parametrize(("name", "nic"), [("gb200", 400e9 / 8), ("gb300", 800e9 / 8)])
+def test_racks_have_the_nvlink_domain_that_is_given(tmp_path, name, nic):
+    # A tray has 4 GPUs or less, and 72 are a rack; NVL36 is another rack.
+    domains = {"": 72, "2": 72, "4": 72, "36": 36, "72": 72, "144": 144}
+    rows = [f"llama3-8b,{name},144,144,8192,{number},{{}}" for number in domains]
+    for gbps, share in (("", nic), ("1600", 1600e9 / 8)):
+        head = f"{HEAD},gpus_per_node,node_gbps"
+        path = table(tmp_path, *(row.format(gbps) for row in rows), head=head)
+        plans = [run.plans[0] for run in load_runs(path, {}).runs]
+        assert [plan.domain for plan in plans] == [*domains.values()]
+        for plan, number in zip(plans, domains, strict=True):
+            nodes = plan.domain / int(number or 4) if gbps else plan.domain
+            assert plan.node_bytes_per_s == pytest.approx(share * nodes)
 
 
 def test_the_fullest_stage_is_the_one_that_memory_counts():
@@ -262,7 +275,6 @@ def test_gradients_have_the_width_that_is_asked_for():
         ("trainer=deepspeed,cp=2", "cp 2: Megatron-DeepSpeed with ZeRO has only cp 1"),
         ("trainer=deepspeed,pp=4,sharding=zero3", "zero3: .* has none in a pipeline; pp is 4"),
         ("trainer=fsdp,tp=2", "tp 2: PyTorch FSDP of 2023 has only tp 1"),
-        ("trainer=fsdp2,pp=4,vp=4", "vp 4: PyTorch FSDP2, as in torchtitan has only vp 1"),
         ("trainer=nemo-fsdp,pp=2", "pp 2: NeMo with Megatron FSDP has only pp 1"),
     ],
 )

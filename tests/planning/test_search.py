@@ -503,8 +503,36 @@ def test_a_graph_of_dropless_experts_has_buffers_and_only_fused_experts_take_the
 
 
 def test_deepep_pads_no_experts_to_a_capacity():
-    with pytest.raises(ConfigError, match="excludes --moe-enable-deepep"):
-        launch.launch("megatron", replace(EXPERTS, dispatch="deepep capacity"))
+    plan = replace(EXPERTS, dispatch="deepep capacity")
+    message = "DeepEP pads no experts to a capacity; take alltoall or hybridep"
+    for refuses in (plan.check, lambda: launch.launch("megatron", plan)):
+        with pytest.raises(ConfigError, match=message):
+            refuses()
+    words = ("--model", "mixtral-8x7b", "--gpus", "64", "--global-batch", "512")
+    shown = invoke("plan", *words, "--fix", "dispatch=deepep+capacity", code=2).stderr
+    assert message in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("dispatch", ["deepep", "hybridep", "deepep+overlapped"])
+def test_dispatchers_of_hopper_are_refused_on_older_gpus(dispatch):
+    words = ("--model", "mixtral-8x7b", "--gpus", "64", "--global-batch", "512")
+    words = (*words, "--cluster", "dgx-a100")
+    for command, option in ((("plan",), "--fix"), (("plan", "price"), "--strategy")):
+        shown = invoke(*command, *words, option, f"ep=8,dispatch={dispatch}", code=2).stderr
+        assert "needs compute capability 9.0, and A100" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "ep"), [({"gpu": "a100"}, "8"), ({"domain": 4}, "12"), ({}, "40")]
+)
+def test_all_to_alls_overlap_where_deepep_is_refused(change, ep):
+    model = load("qwen3-30b-a3b")
+    model = replace(model, experts=replace(model.experts, number=120))
+    job = replace(SMALL, model=model, gpus=int(ep), global_batch=240, **change)
+    plans = list(candidates(job, {"ep": ep, "tp": "1", "pp": "1", "cp": "1"}))
+    assert {plan.dispatch for plan in plans} == {"alltoall", "alltoall overlapped"}
+    for plan in plans:
+        plan.check()
 
 
 def test_the_command_warns_of_arguments_that_take_a_newer_core():
@@ -669,6 +697,46 @@ def test_torchtitan_gets_degrees_that_multiply_to_the_gpus(precision):
         assert ("--model.converters" in values) is (precision != "bf16")
         local = int(values["--training.local_batch_size"])
         assert 256 % (local * row.plan.dp) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "pp", "vp", "stage"),
+    [
+        ("llama3-8b", 4, 1, (8, 0, 0)),
+        ("llama3-8b", 4, 4, (2, 0, 0)),
+        ("deepseek-v3", 8, 1, None),  # 61 layers
+        ("deepseek-v3", 31, 2, (1, 0, 1)),
+        ("deepseek-v3", 7, 3, (3, 1, 1)),
+    ],
+)
+def test_torchtitan_gets_the_stages_that_are_priced(model, pp, vp, stage):
+    plan = replace(SMALL, model=load(model), gpus=2 * pp, pp=pp, vp=vp, trainer="fsdp2")
+    plan = replace(plan, sharding="zero3", global_batch=4 * pp)
+    plan.check()
+    words = launch.launch("torchtitan", plan).replace(" \\\n", " ").split()
+    values = dict(itertools.pairwise(words))
+    pipeline = "--parallelism.pipeline_parallel"
+    assert values[f"{pipeline}_schedule"] == ("Interleaved1F1B" if vp > 1 else "1F1B")
+    names = ("layers_per_stage", "first_stage_less_layers", "last_stage_less_layers")
+    options = [values.get(f"{pipeline}_{name}") for name in names]
+    if stage is None:
+        assert options == [None, None, None]
+        return
+    assert options == [str(number) for number in stage]
+    # As torchtitan counts virtual stages (torchtitan/distributed/pipeline_parallel.py).
+    own, first, last = stage
+    assert -(-(plan.model.layers + first + last) // own) == pp * vp
+
+
+def test_fsdp2_is_searched_with_virtual_stages():
+    job = replace(SMALL, gpus=16, global_batch=64, trainer="fsdp2")
+    plans = list(candidates(job, {"tp": "1", "cp": "1", "pp": "4"}))
+    assert {plan.vp for plan in plans} == {1, 2, 4, 8}
+    for plan in plans:
+        plan.check()
+        launch.launch("torchtitan", plan)
+    steps = [price_plan(replace(plans[0], vp=vp), Constants()).step_s for vp in (1, 2, 4, 8)]
+    assert steps == sorted(steps, reverse=True)
 
 
 @pytest.mark.parametrize(
