@@ -281,6 +281,7 @@ class Gpu:
     sms: int
     compute_capability: float
     nvlink: float  # one direction, data sheet
+    host_link: float  # to the memory of the host: PCIe, or NVLink-C2C; as `nvlink`
     watts: float  # usual limit of power
     attention_kernel: str  # of a current stack, a prefix of the names in `attention`
     attention_backward: float  # its time over that of the forward pass
@@ -441,6 +442,7 @@ def gpu(name: str) -> Gpu:
         hbm=parse_bandwidth(sheet["hbm"], "hbm"),
         peaks={precision: tflops * 1e12 for precision, tflops in sheet["peak_tflops"].items()},
         nvlink=nvlink,
+        host_link=parse_bandwidth(sheet["host_link"], "host_link"),
         collectives=lines,
         errors=values.get("errors", base.errors if base else {}),
         **{key: sheet[key] for key in _AS_WRITTEN if key in sheet},

@@ -440,6 +440,7 @@ def _time(plan: Plan, constants: Constants) -> tuple[Term, ...]:
         "uneven stages": "the fullest stage over the mean",
         "pipeline bubble": f"{pp} stages, {plan.vp} a rank",
         "between stages": "messages",
+        "activation offload": f"{plan.offloaded} layers, to the host and back",
         "gradient reduction": f"over {ranks} ranks",
         "parameter sync": f"over {ranks} ranks",
         "optimizer step": f"states sharded by {plan.shards[2]}",
@@ -466,6 +467,7 @@ def _seconds(plan: Plan, constants: Constants) -> dict[str, float]:
     bubble = max(num, pp) - num + (min(num, pp) - 1) / plan.vp
     values["pipeline bubble"] = bubble * whole / pp
     values["between stages"] = _messages(plan, constants)
+    values["activation offload"] = _offload(plan, constants, stack.usual)
     values |= _once(plan, constants, stack)
     values["host of a step"] = constants.step_s
     domains = -(-plan.gpus // plan.domain)
@@ -500,6 +502,15 @@ def _messages(plan: Plan, constants: Constants) -> float:
         message = constants.network_start_s + size / rate
     share = constants.overlap_loss if plan.overlap and plan.vp > 1 else 1.0
     return 2 * (plan.pp - 1 + share * plan.micro_batches * plan.vp) * message
+
+
+def _offload(plan: Plan, constants: Constants, layer: LayerTimes) -> float:
+    """Return the exposed time to move activations to the host and back, under other layers."""
+    if not plan.offloaded:
+        return 0.0
+    move = plan.tokens / plan.tp * _saved(plan) / gpu(plan.gpu).host_link
+    once = sum(exposed(constants, move, layer.total(way)) for way in _PASSES)
+    return plan.micro_batches * min(plan.offloaded, plan.stage_layers) * once
 
 
 def _rank_parameters(plan: Plan) -> tuple[float, float]:

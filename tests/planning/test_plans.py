@@ -109,6 +109,24 @@ def test_the_gate_of_a_model_bounds_nodes_much_and_ranks_little():
         assert least * anywhere <= limited <= most * anywhere
 
 
+@pytest.mark.parametrize(("name", "link"), [("gb200", 450e9), ("b200", 64e9), ("h100", 64e9)])
+def test_activations_move_to_the_host_under_other_layers(name, link):
+    plan = replace(PLAN, gpu=name, sharding="zero3", trainer="nemo-fsdp", micro_batch=2)
+    constants, layers = Constants(), 20
+    kept, moved = (price_plan(replace(plan, offloaded=n), constants) for n in (0, layers))
+    (offload,) = [term.value for term in moved.time if term.name == "activation offload"]
+    sizes = [
+        next(term.value for term in price.memory if term.name == "activations")
+        for price in (kept, moved)
+    ]
+    once = (sizes[0] - sizes[1]) / link  # of all these layers of a micro-batch, one way
+    work = [layers * layer_times(plan, constants).total(way) for way in (0, 1)]
+    hidden = [min(once, own) * (1 - constants.overlap_loss) for own in work]
+    assert offload == pytest.approx(plan.micro_batches * (2 * once - sum(hidden)))
+    assert "activation offload" not in {term.name for term in kept.time}
+    assert moved.memory_bytes < kept.memory_bytes
+
+
 def test_causal_flops_are_those_of_the_definition():
     model = PLAN.model
     parameters = model.parameters - model.embedding
