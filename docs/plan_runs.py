@@ -167,7 +167,8 @@ Where even the largest error of the others is too small, the interval is that of
 
 A class stands in the table if it has {least} runs, and if its interval tells more about sources
 and models left out than that of the next wider class: by the interval score, which adds half of
-the width, and ten times the distance of what lies outside.
+the width, and ten times the distance of what lies outside. Its interval is that of the runs
+without a narrower class in the table, if they are {least} or more.
 
 Errors of two runs of one source and model differ by at most {dense} (dense) and {experts}
 (experts), nine of ten times. `plan` calls layouts that are closer than that equally fast: two
@@ -244,21 +245,39 @@ def expected(off: Errors) -> dict[str, tuple[int, float, float]]:
     """Runs, median error and interval by class, of errors on groups that no fit has seen.
 
     A class has an interval of its own if it has enough runs, and if its interval tells more
-    about sources and models left out than that of the next wider class.
+    about sources and models left out than that of the next wider class. It is that of the runs
+    without a narrower class, if they are enough.
     """
-    result: dict[str, tuple[int, float, float]] = {}
     classes = by_class(off)
+    names: list[str] = []
     for name in sorted(classes, key=lambda name: (name.count(","), name)):
-        own = classes[name]
-        errors = np.expm1(np.concatenate([*own.values()]))
-        wider = next((n for n in _wider_names(name) if n in result), None)
-        if len(errors) < LEAST or (wider and not tells_more(own, classes[wider])):
-            continue
-        groups = [*own.values()]
-        most = float(np.expm1(limit(groups, level(groups))))
-        median = round(float(np.median(np.abs(errors))), 3)
-        result[name] = len(errors), median, round(most, 3)
-    return dict(sorted(result.items()))
+        wider = next((n for n in _wider_names(name) if n in names), None)
+        is_apart = wider is None or tells_more(classes[name], classes[wider])
+        if is_apart and _size(classes[name]) >= LEAST:
+            names.append(name)
+    return {name: _interval(own) for name, own in sorted(judged(off, names).items())}
+
+
+def judged(off: Errors, names: Sequence[str]) -> "dict[str, Grouped]":
+    """Errors that give each class of the table its interval, by source and model."""
+    whole, apart = by_class(off), by_class(off, names)
+    return {
+        name: apart[name] if _size(apart.get(name, {})) >= LEAST else whole[name]
+        for name in names
+    }
+
+
+def _size(groups: "Grouped") -> int:
+    """Number of runs of a class."""
+    return sum(map(len, groups.values()))
+
+
+def _interval(own: "Grouped") -> tuple[int, float, float]:
+    """Runs, median error and interval of a class."""
+    groups = [*own.values()]
+    errors = np.expm1(np.concatenate(groups))
+    most = float(np.expm1(limit(groups, level(groups))))
+    return len(errors), round(float(np.median(np.abs(errors))), 3), round(most, 3)
 
 
 def _wider_names(name: str) -> list[str]:
@@ -270,11 +289,15 @@ def _wider_names(name: str) -> list[str]:
 Grouped = dict[tuple[str, str], FloatArray]  # errors of runs, as in `Groups`, by group
 
 
-def by_class(off: Errors) -> dict[str, Grouped]:
-    """Errors by class, and in a class by source and model."""
+def by_class(off: Errors, names: Sequence[str] = ()) -> dict[str, Grouped]:
+    """Errors by class, and in a class by source and model.
+
+    A run counts in all of its classes, with `names` only in the narrowest of these.
+    """
     classes: dict[str, dict[tuple[str, str], list[float]]] = {}
     for run, error in off:
-        for name in classes_of(price_run(run, Constants()).price.plan):
+        own = classes_of(price_run(run, Constants()).price.plan)
+        for name in [name for name in own if name in names][:1] if names else own:
             classes.setdefault(name, {}).setdefault(run.group, []).append(
                 float(np.log1p(error))
             )
@@ -362,16 +385,15 @@ def held_out(classes: dict[str, tuple[int, float, float]]) -> str:
 
 def coverage(off: Errors) -> str:
     """The table of the shares of runs in the interval of their class: of all, and left out."""
-    shipped = by_class([(run, price_run(run, Constants()).error or 0.0) for run, _ in off])
-    rows = []
-    for name, grouped in sorted(by_class(off).items()):
-        if name in SHIPPED:
-            groups, most = [*grouped.values()], np.log1p(SHIPPED[name][2])
-            inside = np.mean(np.abs(np.concatenate([*shipped[name].values()])) <= most)
-            out = left_out_inside(groups, level(groups)) if len(groups) > 1 else None
-            shares = f"{inside:.0%}", "n/a" if out is None else f"{out:.0%}"
-            shown = (share.replace("%", " %") for share in shares)
-            rows.append([name, str(len(groups)), *shown])
+    shipped = [(run, price_run(run, Constants()).error or 0.0) for run, _ in off]
+    all_of, rows = judged(shipped, [*SHIPPED]), []
+    for name, grouped in sorted(judged(off, [*SHIPPED]).items()):
+        groups, most = [*grouped.values()], np.log1p(SHIPPED[name][2])
+        inside = np.mean(np.abs(np.concatenate([*all_of[name].values()])) <= most)
+        out = left_out_inside(groups, level(groups)) if len(groups) > 1 else None
+        shares = f"{inside:.0%}", "n/a" if out is None else f"{out:.0%}"
+        shown = (share.replace("%", " %") for share in shares)
+        rows.append([name, str(len(groups)), *shown])
     return _table(["class", "sources and models", "inside", "left out"], rows)
 
 

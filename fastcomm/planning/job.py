@@ -213,7 +213,17 @@ class Plan:
     @property
     def stage_layers(self) -> int:
         """Number of layers of the fullest rank, all its virtual stages together."""
-        return -(-(self.model.layers + self.model.mtp_layers) // self.pp)
+        return max(self.rank_layers)
+
+    @property
+    def rank_layers(self) -> tuple[int, int]:
+        """Number of layers of the fullest rank but the last, and of the last one.
+
+        All virtual stages of a rank together. The last one, which has the output head, gets
+        what others leave: full ranks, or full virtual stages where `stage_units` says so.
+        """
+        rules = self.trainer_rules
+        return _rank_layers(self.model, self.pp, self.vp, has_layouts=rules.has_layouts)
 
     @property
     def last_layers(self) -> int:
@@ -512,16 +522,51 @@ def virtual_stages(plan: Plan) -> tuple[int, ...]:
     )
 
 
-@lru_cache(maxsize=1 << 10)
-def stage_units(model: Model, parts: int) -> tuple[str, ...]:
-    """Return the units of each of `parts` virtual stages, as equally many as possible.
+@lru_cache(maxsize=1 << 12)
+def stage_units(model: Model, pp: int, vp: int) -> tuple[str, ...]:
+    """Return the units of each virtual stage, so that the slowest rank is as fast as possible.
 
     As Megatron-Core's layout of a pipeline has them: the embedding is E, a layer t, one that
-    predicts a further token m, and the loss L.
+    predicts a further token m, and the loss L. Units are spread evenly, or stages are full of
+    layers but for the last one, as in NVIDIA's recipes of DeepSeek-V3.
     """
+    layouts = (_even_units(model, pp * vp), _full_stages(model, pp * vp))
+    return min(filter(None, layouts), key=lambda stages: _slowest_rank(model, pp, stages))
+
+
+def _full_stages(model: Model, parts: int) -> tuple[str, ...]:
+    """Return equally many layers of each virtual stage but the last; empty if it had none."""
+    most = -(-model.layers // parts)
+    rest = model.layers - most * (parts - 1)
+    if rest < 1:
+        return ()
+    ends = "t" * rest + "m" * model.mtp_layers + "L"
+    return ("E" + "t" * most, *("t" * most,) * (parts - 2), ends)
+
+
+def _even_units(model: Model, parts: int) -> tuple[str, ...]:
+    """Return as equally many units of each virtual stage as possible."""
     units = "E" + "t" * model.layers + "m" * model.mtp_layers + "L"
     cuts = [len(units) * place // parts for place in range(parts + 1)]
     return tuple(units[start:end] for start, end in pairwise(cuts))
+
+
+def _slowest_rank(model: Model, pp: int, stages: tuple[str, ...]) -> float:
+    """Return the parameters that a token uses on the slowest rank, in layers.
+
+    Each unit m and L has the logits of the whole vocabulary.
+    """
+    layer = (model.active - model.embedding * (1 if model.tied else 2)) / model.layers
+    head = model.embedding / layer
+    weights = {"E": 0.0, "t": 1.0, "m": 1.0, "L": head * (1 + model.mtp_layers)}
+    loads = [sum(weights[unit] for unit in units) for units in stages]
+    return max(sum(loads[rank::pp]) for rank in range(pp))
+
+
+def _layers_of_ranks(stages: tuple[str, ...], pp: int) -> list[int]:
+    """Return the number of layers of each rank, by the units of its virtual stages."""
+    counts = [units.count("t") + units.count("m") for units in stages]
+    return [sum(counts[rank::pp]) for rank in range(pp)]
 
 
 def has_even_layout(plan: Plan) -> bool:
@@ -530,11 +575,42 @@ def has_even_layout(plan: Plan) -> bool:
     No rank has more layers than the fullest one must have. The longest virtual stage, for which
     others wait, is at most a tenth above the mean.
     """
-    stages = stage_units(plan.model, plan.pp * plan.vp)
-    counts = [units.count("t") + units.count("m") for units in stages]
-    most = max(sum(counts[rank :: plan.pp]) for rank in range(plan.pp))
-    mean = sum(counts) / len(counts)
-    return most <= plan.stage_layers and max(counts) <= _UNEVEN * mean
+    layers, parts = plan.model.layers + plan.model.mtp_layers, plan.pp * plan.vp
+    stages = _even_units(plan.model, parts)
+    longest = max(units.count("t") + units.count("m") for units in stages)
+    most = max(_layers_of_ranks(stages, plan.pp))
+    return most <= -(-layers // plan.pp) and longest <= _UNEVEN * layers / parts
+
+
+@lru_cache(maxsize=1 << 12)
+def _rank_layers(model: Model, pp: int, vp: int, *, has_layouts: bool) -> tuple[int, int]:
+    """Return `Plan.rank_layers`."""
+    count = model.layers + model.mtp_layers
+    most = -(-count // pp)
+    if pp > 1 and has_layouts and split_of(model, pp, vp) == "units":
+        stages = stage_units(model, pp, vp)
+        if stages == _full_stages(model, pp * vp):
+            *others, last = _layers_of_ranks(stages, pp)
+            return max(others), last
+    return most, max(0, count - (pp - 1) * most)
+
+
+def split_of(model: Model, pp: int, vp: int) -> str:
+    """Return how Megatron-Core splits layers into stages.
+
+    "even", "loss" or "ends" (the loss, or also the embedding, count as layers), "last" (fewer
+    layers of the last stage), or "units", by `stage_units`.
+    """
+    parts, layers = pp * vp, model.layers
+    if layers % parts == 0:
+        return "even"
+    if not model.mtp_layers:
+        for count, name in enumerate(("loss", "ends"), 1):
+            if (layers + count) % parts == 0:
+                return name
+        if vp == 1 and layers > (pp - 1) * -(-layers // pp):
+            return "last"
+    return "units"
 
 
 _SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "micro_batch")

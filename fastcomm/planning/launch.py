@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fastcomm.errors import ConfigError
 from fastcomm.models import Model
 from fastcomm.planning.attention import recomputed_modules
-from fastcomm.planning.job import GRADIENTS, Plan, stage_units
+from fastcomm.planning.job import GRADIENTS, Plan, split_of, stage_units
 from fastcomm.planning.trainers import DISPATCHES
 
 Arguments = Mapping[str, str]  # values by option; a switch has an empty value
@@ -363,26 +363,22 @@ def _split(plan: Plan) -> _Options:
         return {}
     virtual = plan.vp if plan.vp > 1 else None
     options: _Options = {"--num-virtual-stages-per-pipeline-rank": virtual}
-    layers, parts = plan.model.layers, plan.pp * plan.vp
-    if layers % parts == 0:
-        return options
-    if plan.model.mtp_layers:
-        return _stage_layout(plan, parts)
     ends = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
-    for count in (1, 2):
-        if (layers + count) % parts == 0:
-            return options | dict.fromkeys(ends[2 - count :], True)
-    if virtual or plan.last_layers < 1:
-        return _stage_layout(plan, parts)
-    return options | {"--decoder-last-pipeline-num-layers": plan.last_layers}
+    return {
+        "even": options,
+        "loss": options | {ends[1]: True},
+        "ends": options | dict.fromkeys(ends, True),
+        "last": {"--decoder-last-pipeline-num-layers": plan.last_layers},
+        "units": _stage_layout(plan),
+    }[split_of(plan.model, plan.pp, plan.vp)]
 
 
-def _stage_layout(plan: Plan, parts: int) -> _Options:
+def _stage_layout(plan: Plan) -> _Options:
     """Return the units of each virtual stage: embedding E, layers t, further tokens m, loss L.
 
     The number of virtual stages follows from it.
     """
-    stages = "|".join(stage_units(plan.model, parts))
+    stages = "|".join(stage_units(plan.model, plan.pp, plan.vp))
     return {"--pipeline-model-parallel-layout": f"'{stages}'"}
 
 

@@ -376,6 +376,15 @@ class _Stack:
         totals["waiting for the host"] = sum(count * wait for count, wait in waits)
         return totals
 
+    @property
+    def layers_s(self) -> tuple[float, float]:
+        """Time of a layer of each kind with its gathers and waits, both passes."""
+        times = [
+            sum(self.gathers) + wait + (layer.total(0) + layer.total(1) if layer else 0.0)
+            for layer, wait in zip((self.usual, self.dense), self.waits_s, strict=True)
+        ]
+        return times[0], times[1]
+
     @cached_property
     def device_bound(self) -> tuple[float, float]:
         """Time of both passes of all layers, without gathers; a third of waiting is forward."""
@@ -457,9 +466,8 @@ def _seconds(plan: Plan, constants: Constants) -> dict[str, float]:
     stack = _stack(plan, constants)
     parts, logits = stack.sums, stack.logits_s
     num, pp = plan.micro_batches, plan.pp
-    layers, count = sum(parts.values()), sum(stack.counts)
-    whole = layers + logits
-    stage = _slowest(pp, count, layers / count, logits)
+    whole = sum(parts.values()) + logits
+    stage = _slowest(plan, stack)
     values = {name: num * seconds / pp for name, seconds in parts.items()}
     values["output head"] = num * logits / pp
     values["uneven stages"] = num * (stage - whole / pp)
@@ -475,18 +483,20 @@ def _seconds(plan: Plan, constants: Constants) -> dict[str, float]:
     return {name: value for name, value in values.items() if value > 0}
 
 
-def _slowest(pp: int, count: int, layer: float, logits: float) -> float:
-    """Return the time of the slowest stage in s, all virtual stages of a rank together.
+def _slowest(plan: Plan, stack: _Stack) -> float:
+    """Return the time of the slowest rank in s, all its virtual stages together.
 
-    `count` is the number of layers; `layer` and `logits` are the mean time of one and the time
-    of the output head, in s. The stages have equal layers as far as `pp` divides them.
-    Otherwise trainers give the last stage, which has the logits, what the others leave. Virtual
-    stages change nothing.
+    The last rank has the output head, the first one the layers without experts.
     """
-    fullest = -(-count // pp)
-    last = max(0, count - (pp - 1) * fullest)
-    mean = (count * layer + logits) / pp
-    return max(mean, fullest * layer, last * layer + logits)
+    (usual, skipped), pp = stack.counts, plan.pp
+    layer, plain = stack.layers_s
+    mean = (usual * layer + skipped * plain + stack.logits_s) / pp
+    fullest, last = plan.rank_layers
+    if pp == 1:
+        return mean
+    first = fullest * layer - min(fullest, skipped) * (layer - plain)
+    middle = fullest * layer if pp > 2 else 0.0  # noqa: PLR2004
+    return max(mean, first, middle, last * layer + stack.logits_s)
 
 
 def _messages(plan: Plan, constants: Constants) -> float:

@@ -176,7 +176,9 @@ def test_a_class_with_few_runs_has_the_error_of_a_wider_one():
     assert wide == "dense"
     assert expected_error(price_plan(PLAN, Constants())).of == "dense, 2024 on"
     old = replace(PLAN, year=2023.5)
-    assert expected_error(price_plan(old, Constants())).of == classes_of(old)[0]
+    assert expected_error(price_plan(old, Constants())).of == "dense, until 2023"
+    scaled = replace(old, gpu="a100-40")
+    assert expected_error(price_plan(scaled, Constants())).of == classes_of(scaled)[0]
 
 
 @pytest.mark.parametrize("year", [2025.5, 2026.5])
@@ -217,6 +219,21 @@ def test_a_class_has_its_own_interval_if_that_tells_more():
     one = {("s", "0"): np.full(10, 0.01)}
     assert plan_runs.interval_score(one, one) == float("inf")
     assert not plan_runs.tells_more(one, large)
+
+
+def test_a_class_is_judged_by_the_runs_without_a_narrower_one():
+    run = load_run(measured=1.0)
+    old = replace(run, plans=(replace(PLAN, gpu="a100", year=2023.0),), group=("old", "x"))
+    off = [(run, 0.1)] * plan_runs.LEAST + [(old, 0.3)] * plan_runs.LEAST
+    names = ["dense", "dense, 2024 on"]
+    apart = plan_runs.judged(off, names)
+    assert {name: [*groups] for name, groups in apart.items()} == {
+        "dense": [("old", "x")],
+        "dense, 2024 on": [run.group],
+    }
+    # With too few of them, by all of the class.
+    whole = plan_runs.judged(off[:-1], names)["dense"]
+    assert sum(map(len, whole.values())) == 2 * plan_runs.LEAST - 1
 
 
 def test_the_interval_is_a_factor_around_the_prediction():

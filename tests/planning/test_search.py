@@ -22,7 +22,7 @@ from fastcomm.planning import launch
 from fastcomm.planning.constants import Constants
 from fastcomm.planning.job import GRADIENTS, GRAPHS, Plan, stage_units
 from fastcomm.planning.options import PlanOptions
-from fastcomm.planning.price import price_plan
+from fastcomm.planning.price import head_time, layer_times, price_plan
 from fastcomm.planning.search import bottleneck, candidates, rank, search_plans
 from fastcomm.planning.trainers import TRAINERS
 
@@ -143,11 +143,48 @@ def test_a_layout_that_is_searched_is_launched(pp, vp):
     job = replace(job, global_batch=2048, seq_len=4096)
     fixed = {"tp": "1", "cp": "1", "pp": str(pp), "vp": str(vp), "ep": "8"}
     plan = next(candidates(job, fixed))
-    units = "|".join(stage_units(plan.model, pp * vp))
+    units = "|".join(stage_units(plan.model, pp, vp))
     text = launch.launch("megatron", plan)
     assert f"--pipeline-model-parallel-layout '{units}'" in text
     titan = replace(job, trainer="fsdp2")
     assert (pp == 32) is not bool(list(candidates(titan, fixed | {"vp": "1"})))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first", "last"),
+    [((4, 4), 4, "tmL"), ((2, 8), 4, "tmL"), ((4, 2), 8, "tttttmL"), ((16, 1), 4, "tmL")],
+)
+def test_the_stages_of_deepseek_are_those_of_its_recipes(sizes, first, last):
+    # Megatron Bridge, recipes/deepseek/deepseek_v3.py: Et*4|(t*4|)*14tmL and the like.
+    pp, vp = sizes
+    model = replace(load("deepseek-v3"), mtp_layers=1)
+    full = ["t" * first] * (pp * vp - 2)
+    assert [*stage_units(model, pp, vp)] == ["E" + "t" * first, *full, last]
+    plan = replace(SMALL, model=model, gpus=pp * 8, pp=pp, vp=vp, ep=8)
+    ends = (first * vp, first * (vp - 1) + last.count("t") + 1)
+    assert plan.rank_layers == ends
+    assert plan.stage_layers == first * vp
+    # PyTorch has no such layouts.
+    titan = replace(plan, trainer="fsdp2")
+    assert titan.rank_layers == (-(-62 // pp), 62 - (pp - 1) * -(-62 // pp))
+
+
+@pytest.mark.parametrize("pp", [2, 4, 16])
+def test_the_slowest_rank_has_no_dense_layers_or_the_output_head(pp):
+    plan = replace(SMALL, model=load("deepseek-v3"), gpus=8 * pp, pp=pp, ep=8, seq_len=4096)
+    plan = replace(plan, dispatch="hybridep", graphs="full", global_batch=8 * pp)
+    usual, dense = (
+        sum(layer_times(plan, Constants(), dense=kind).total(way) for way in (0, 1))
+        for kind in (False, True)
+    )
+    assert dense < usual
+    head = head_time(plan, Constants())
+    most, last = -(-61 // pp), 61 - (pp - 1) * -(-61 // pp)
+    ranks = [most * usual - 3 * (usual - dense), last * usual + head]
+    ranks += [most * usual] if pp > 2 else []
+    mean = (58 * usual + 3 * dense + head) / pp
+    uneven = [t.value for t in price_plan(plan, Constants()).time if t.name == "uneven stages"]
+    assert uneven == pytest.approx([plan.micro_batches * (max(ranks) - mean)])
 
 
 def test_equal_strategies_are_one_row():
@@ -762,7 +799,10 @@ def test_stages_that_no_count_of_layers_fills_are_laid_out(pp, vp, mtp):
     text = launch.launch("megatron", plan).replace(" \\\n", " ")
     layout = re.search(r"--pipeline-model-parallel-layout '(\S+)'", text)[1]
     assert layout.replace("|", "") == "E" + "t" * 61 + "m" * mtp + "L"
-    sizes = [len(stage) for stage in layout.split("|")]
+    stages = layout.split("|")
+    sizes = [len(stage) for stage in stages]
     assert len(sizes) == pp * vp
-    assert max(sizes) - min(sizes) <= 1
+    # Even, or full of layers but for the last stage.
+    layers = {stage.count("t") for stage in stages[:-1]}
+    assert max(sizes) - min(sizes) <= 1 or layers == {-(-61 // (pp * vp))}
     assert "--num-virtual-stages-per-pipeline-rank" not in text
