@@ -364,13 +364,14 @@ def _split(plan: Plan) -> _Options:
     virtual = plan.vp if plan.vp > 1 else None
     options: _Options = {"--num-virtual-stages-per-pipeline-rank": virtual}
     ends = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
-    return {
+    splits: dict[str, _Options] = {
         "even": options,
         "loss": options | {ends[1]: True},
         "ends": options | dict.fromkeys(ends, True),
         "last": {"--decoder-last-pipeline-num-layers": plan.last_layers},
         "units": _stage_layout(plan),
-    }[split_of(plan.model, plan.pp, plan.vp)]
+    }
+    return splits[split_of(plan.model, plan.pp, plan.vp)]
 
 
 def _stage_layout(plan: Plan) -> _Options:
