@@ -1,18 +1,43 @@
 """What changed in a profiled window against the first windows of its run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastcomm.comparison.result import BreakdownChange, CauseChange, Comparison, compare
+from fastcomm.comparison.result import (
+    BreakdownChange,
+    CauseChange,
+    Comparison,
+    cause_changes,
+    compare,
+)
 from fastcomm.errors import FastcommError
+from fastcomm.metrics.findings.detection import identity
+from fastcomm.metrics.findings.slow_links import KIND as SLOW_LINK
+from fastcomm.metrics.links import SLOW
 from fastcomm.metrics.result import Metrics
 from fastcomm.watch.windows import ProfiledWindow
+
+Object = dict[str, Any]
 
 FIRST = 3  # windows whose median step stands for the beginning of a run
 _LEAST = 0.02  # of the step: smaller changes of a part are chance
 _MOST = 2  # changes of one window that are printed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowerLinks:
+    """Groups of one parallelism whose transfers are slower than in the first windows.
+
+    The rates are bus bandwidths, bytes per second, of the group that slowed down most.
+    """
+
+    tag: str
+    groups: tuple[tuple[int, ...], ...]  # ranks of each; the group that slowed down most first
+    of_groups: int  # groups whose rates are known in both windows
+    before_bw: float
+    after_bw: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,27 +47,36 @@ class WindowReport:
     window: ProfiledWindow
     metrics: Metrics
     comparison: Comparison | None  # None for the first window
+    slower_links: tuple[SlowerLinks, ...] = ()  # one per parallelism
+    ended: tuple[CauseChange, ...] = ()  # causes that came after the first windows, and went
 
     @property
     def causes(self) -> tuple[CauseChange, ...]:
         """Causes that are new, gone or changed, the largest effect first."""
-        return () if self.comparison is None else self.comparison.causes[:_MOST]
+        changed = () if self.comparison is None else self.comparison.causes
+        return (*changed[:_MOST], *self.ended[:_MOST])
 
     @property
     def parts(self) -> tuple[BreakdownChange, ...]:
         """Parts of the step that take longer, the largest effect first."""
         if self.comparison is None:
             return ()
-        step = self.comparison.step.before or 0.0
-        longer = [part for part in self.comparison.parts if part.effect_ns > _LEAST * step > 0]
-        return tuple(longer[:_MOST])
+        return tuple(_longer_parts(self.comparison)[:_MOST])
+
+
+def _longer_parts(comparison: Comparison) -> list[BreakdownChange]:
+    """Return the parts of the step that take longer, the largest effect first."""
+    step = comparison.step.before or 0.0
+    return [part for part in comparison.parts if part.effect_ns > _LEAST * step > 0]
 
 
 @dataclass(slots=True)
 class RunHistory:
     """The first windows of one run, against which later ones are compared."""
 
-    first: list[dict[str, Any]] = field(default_factory=list)
+    first: list[Object] = field(default_factory=list)
+    # Causes that are new since the first windows, by identity: their findings as in JSON.
+    present: dict[tuple[Any, ...], Object] = field(default_factory=dict)
 
     def report(self, window: ProfiledWindow, metrics: Metrics) -> WindowReport:
         """Compare a window with the first ones; the first windows are compared in their order.
@@ -54,13 +88,91 @@ class RunHistory:
 
         """
         document = metrics.to_dict()
-        comparison = compare(_typical(self.first), document) if self.first else None
+        if not self.first:
+            self.first.append(document)
+            return WindowReport(window=window, metrics=metrics, comparison=None)
+        typical = _typical(self.first)
+        comparison = compare(typical, document)
         if len(self.first) < FIRST:
             self.first.append(document)
-        return WindowReport(window=window, metrics=metrics, comparison=comparison)
+        return WindowReport(
+            window=window,
+            metrics=metrics,
+            comparison=comparison,
+            slower_links=tuple(_slower_links(comparison, typical, document)),
+            ended=tuple(self._ended(comparison, document)),
+        )
+
+    def _ended(self, comparison: Comparison, document: Object) -> Iterator[CauseChange]:
+        """Yield causes that were new in an earlier window, and are gone; note new ones."""
+        before = {**document, "findings": [*self.present.values()]}
+        changed = {identity(one.kind, one.ranks): one for one in comparison.causes}
+        for cause in cause_changes(before, document):
+            key = identity(cause.kind, cause.ranks)
+            if key in self.present and cause.after_ns is None:
+                del self.present[key]
+                if key not in changed:
+                    yield cause
+        for finding in document["findings"]:
+            key = identity(finding["kind"], finding["ranks"])
+            if key is not None and key in changed and changed[key].before_ns is None:
+                self.present[key] = finding
 
 
-def _typical(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _slower_links(
+    comparison: Comparison, before: Object, after: Object
+) -> Iterator[SlowerLinks]:
+    """Yield the parallelisms whose exposed transfers take longer, as their links are slower.
+
+    Groups that are slower than other groups of their window are causes of it.
+    """
+    least = _LEAST * (comparison.step.before or 0.0)
+    named = [set(one.ranks) for one in comparison.causes if one.kind == SLOW_LINK]
+    old, new = _rates(before), _rates(after)
+    for part in _longer_parts(comparison):
+        tag = part.name.removeprefix("exposed_")
+        name = f"exposure.{tag}.transfer_ns"
+        growth = next((one.difference for one in comparison.values if one.name == name), None)
+        ratios = {key: new[key] / old[key] for key in new if key[0] == tag and key in old}
+        slower = sorted((ratio, key) for key, ratio in ratios.items() if ratio < SLOW)
+        slower = [
+            (ratio, key)
+            for ratio, key in slower
+            if not any(ranks <= set(key[1]) for ranks in named)
+        ]
+        if (growth or 0.0) > least and slower:
+            worst = slower[0][1]
+            yield SlowerLinks(
+                tag=tag,
+                groups=tuple(dict.fromkeys(key[1] for _, key in slower)),
+                of_groups=len({key[1] for key in ratios}),
+                before_bw=old[worst],
+                after_bw=new[worst],
+            )
+
+
+def _rates(metrics: Object) -> dict[tuple[str, tuple[int, ...], str, int], float]:
+    """Return the bus bandwidth of each group by parallelism, ranks, operation and size.
+
+    Of the sizes of a group only that counts in which it moves the most bytes, as small transfers
+    take their time for latency.
+    """
+    largest: dict[tuple[str, tuple[int, ...]], Object] = {}
+    for row in metrics.get("links") or ():
+        key = row["tag"], tuple(row["ranks"])
+        if row["bus_bw"] and _moved(row) > _moved(largest.get(key)):
+            largest[key] = row
+    return {
+        (*key, row["op"], row["size_from"]): row["bus_bw"] for key, row in largest.items()
+    }
+
+
+def _moved(row: Object | None) -> int:
+    """Return about how many bytes the transfers of a row move; 0 without one."""
+    return 0 if row is None else int(row["count"] * row["size_from"])
+
+
+def _typical(documents: Sequence[Object]) -> Object:
     """Return the metrics whose mean step is the lower median."""
     timed = [one for one in documents if one["iteration"]["mean_ns"] is not None]
     if not timed:

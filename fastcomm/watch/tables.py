@@ -8,9 +8,9 @@ from rich.markup import escape
 from fastcomm.comparison.result import BreakdownChange, CauseChange
 from fastcomm.metrics.tables import part_name
 from fastcomm.show.console import STEP_DIGITS, plain_console, say
-from fastcomm.trace.run import ranks_words
-from fastcomm.units import format_ns, format_signed_ns, signed_percent
-from fastcomm.watch.changes import WindowReport
+from fastcomm.trace.run import ranges, ranks_words
+from fastcomm.units import format_bandwidth, format_ns, format_signed_ns, signed_percent
+from fastcomm.watch.changes import SlowerLinks, WindowReport
 
 
 def show(report: WindowReport, console: Console | None = None) -> None:
@@ -41,6 +41,8 @@ def changes(report: WindowReport) -> Iterator[str]:
         yield from (escape(finding.text) for finding in causes[:1])
         return
     yield from map(_cause, report.causes)
+    for links in report.slower_links:
+        yield _slower(links, is_host_run=report.metrics.is_host_run)
     if report.parts:
         yield f"longer: {', '.join(map(_part, report.parts))}"
 
@@ -51,6 +53,19 @@ def _cause(cause: CauseChange) -> str:
     if cause.after_ns is None:
         return f"[green]gone:[/] {escape(cause.text)}"
     return f"{format_signed_ns(cause.effect_ns)}: {escape(cause.text)}"
+
+
+def _slower(links: SlowerLinks, *, is_host_run: bool) -> str:
+    """Return the sentence on groups whose transfers are slower than in the first windows."""
+    count, place = len(links.groups), ""
+    if links.of_groups > 1:
+        place = f" of {count} of {links.of_groups} groups, the slowest"
+    rates = (format_bandwidth(rate) for rate in (links.after_bw, links.before_bw))
+    doubt = " On the host, a busy core has the same effect." if is_host_run else ""
+    return (
+        f"[yellow]slower:[/] {links.tag} transfers{place} of ranks {ranges(links.groups[0])} "
+        "reach {}, in the first windows {}.".format(*rates) + doubt
+    )
 
 
 def _part(part: BreakdownChange) -> str:

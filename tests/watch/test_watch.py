@@ -46,10 +46,50 @@ def test_a_window_is_a_line_and_what_changed_against_the_first_ones(directory):
     blocks = result.stdout.split("first/step-001013")[1].split("first/step-001513")
     assert "new: Rank 2 is a straggler" in blocks[0]
     assert "since the first windows" in blocks[0]
-    assert "new:" not in blocks[1].split("second")[0]
+    healed = " ".join(blocks[1].split("second")[0].split())
+    assert "new:" not in healed
+    assert "gone: Rank 2 is a straggler: same work as its peers" in healed
     slower = result.stdout.split("second/step-000513")[1]
+    assert "slower: TP transfers of 2 of 2 groups, the slowest of ranks 0-1 reach" in slower
     assert "longer: exposed" in slower
     assert "straggler" not in slower
+
+
+def lines_of(folder, *jobs):
+    """The changes that `fastcomm watch` prints for each window of a run, as one text each."""
+    for number, job in enumerate(jobs):
+        write_window(job, folder / "run" / f"step-{100 * number + 13:06d}")
+    blocks = watch(folder, "--once").stdout.split("run/step-")[1:]
+    return [" ".join(block.split()) for block in blocks]
+
+
+def test_a_cause_that_comes_and_goes_is_gone_once_also_in_later_windows(tmp_path):
+    *_, new, still, gone, later = lines_of(tmp_path, JOB, JOB, JOB, SLOW, SLOW, JOB, JOB)
+    assert "new: Rank 2 is a straggler" in new
+    assert "gone:" not in still
+    assert gone.count("gone: Rank 2 is a straggler") == 1
+    assert "gone:" not in later
+
+
+def test_a_slower_link_of_the_only_group_is_named_with_its_rates(tmp_path):
+    alone = dataclasses.replace(JOB, tp=1, pp=1, dp=4, ep=1)
+    slow = dataclasses.replace(alone, link_speed=alone.link_speed // 2)
+    more = dataclasses.replace(alone, bucket=3 * alone.bucket)
+    late = dataclasses.replace(alone, straggler=2, slowdown=60)
+    _, slower, more_bytes, straggler = lines_of(tmp_path, alone, slow, more, late)
+    assert "slower: DP transfers of ranks 0-3 reach 2" in slower
+    assert "GB/s, in the first windows 4" in slower
+    assert "longer: exposed DP" in more_bytes
+    assert "slower:" not in more_bytes  # as many bytes a second as before
+    assert "slower:" not in straggler
+
+
+def test_a_link_that_is_slower_than_its_peers_is_a_cause_and_no_other_line(tmp_path):
+    grid = dataclasses.replace(JOB, ranks=8, tp=2, pp=1, dp=4, ep=1, fault="slow_link")
+    slow = dataclasses.replace(grid, straggler=3, slowdown=300)
+    _, block = lines_of(tmp_path, grid, slow)
+    assert "new: A link among ranks" in block
+    assert "slower:" not in block
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def straggler(directory):
     """Rank 0 prints each window, with its straggler; all commands read what is written."""
     codes, outputs, messages = end(start(directory, "straggler"))
     assert codes == [0] * RANKS, messages
-    assert [warnings(text) for text in messages] == [[]] * RANKS
+    assert [warnings(text) for text in messages] == [[]] * RANKS, messages
     assert outputs[0].count("the page of this window") == len(STEPS)
     assert list(outputs[1:]) == [""] * (RANKS - 1)
     windows = by_step(directory)
@@ -102,7 +102,7 @@ def loader(directory):
     """Forked data loaders neither write nor wait."""
     codes, _, messages = end(start(directory, "loader"))
     assert codes == [0] * RANKS, messages
-    assert [warnings(text) for text in messages] == [[]] * RANKS
+    assert [warnings(text) for text in messages] == [[]] * RANKS, messages
     windows = by_step(directory)
     assert [*windows] == STEPS
     assert all(window.is_whole(RANKS) for window in windows.values())
