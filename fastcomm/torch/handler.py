@@ -121,11 +121,28 @@ class _Process:
         self.thread.join(timeout_s)
         if not self.thread.is_alive():
             self.thread = None
-        else:
-            self.warn(
-                f"the last window was not written within {timeout_s:g} s; its processes go on",
-                None,
-            )
+            return
+        count = self._leave_raw()
+        rest = f"; {count} more: their uncompressed traces alone remain" if count else ""
+        self.warn(
+            f"a window was not written within {timeout_s:g} s; its process goes on{rest}", None
+        )
+
+    def _leave_raw(self) -> int:
+        """Put the traces of windows that nobody has begun to write in place, uncompressed.
+
+        Return the number of these windows.
+        """
+        count = 0
+        with suppress(queue.Empty):
+            while True:
+                recording = self.recordings.get_nowait()
+                if recording is not None and recording.raw:
+                    count += 1
+                    with suppress(OSError):  # it stays where PyTorch wrote it
+                        _leave(replace(recording, run=self.run))
+        self.recordings.put(None)
+        return count
 
     def warn(self, text: str, error: Exception | None) -> None:
         """Log a warning, once for each text."""
@@ -318,6 +335,17 @@ def _homes() -> list[str]:
     return [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
 
 
+def _leave(recording: RankRecording) -> None:
+    """Put the trace of a recording in its window, uncompressed. Raises OSError."""
+    if not recording.run:
+        raise FileNotFoundError("the name of the run is not known yet")
+    recording.folder.mkdir(parents=True, exist_ok=True)
+    name = f"rank{recording.rank}.{recording.host}.json"
+    Path(recording.raw).replace(recording.folder / name)
+    if recording.nodes:
+        Path(recording.nodes).replace(recording.folder / f"torch_et_{recording.rank}.json")
+
+
 def _write(recording: RankRecording) -> None:
     """Write a recording in another process, and wait for it.
 
@@ -341,9 +369,7 @@ def _write(recording: RankRecording) -> None:
         )
     except (OSError, ValueError):
         if recording.raw:
-            recording.folder.mkdir(parents=True, exist_ok=True)
-            name = f"rank{recording.rank}.{recording.host}.json"
-            Path(recording.raw).replace(recording.folder / name)
+            _leave(recording)
         raise
     if process.returncode:
         lines = process.stderr.decode(errors="replace").strip().splitlines()

@@ -154,17 +154,15 @@ def _slower_links(
 def _rates(metrics: Object) -> dict[tuple[str, tuple[int, ...], str, int], float]:
     """Return the bus bandwidth of each group by parallelism, ranks, operation and size.
 
-    Of the sizes of a group only that counts in which it moves the most bytes, as small transfers
-    take their time for latency.
+    Of the sizes of a group only that counts in which it moves the most bytes, as latency limits
+    small transfers.
     """
     largest: dict[tuple[str, tuple[int, ...]], Object] = {}
     for row in metrics.get("links") or ():
         key = row["tag"], tuple(row["ranks"])
         if row["bus_bw"] and _moved(row) > _moved(largest.get(key)):
             largest[key] = row
-    return {
-        (*key, row["op"], row["size_from"]): row["bus_bw"] for key, row in largest.items()
-    }
+    return {(*key, row["op"], row["size_from"]): row["bus_bw"] for key, row in largest.items()}
 
 
 def _moved(row: Object | None) -> int:

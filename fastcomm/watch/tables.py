@@ -64,7 +64,8 @@ def _slower(links: SlowerLinks, *, is_host_run: bool) -> str:
     doubt = " On the host, a busy core has the same effect." if is_host_run else ""
     return (
         f"[yellow]slower:[/] {links.tag} transfers{place} of ranks {ranges(links.groups[0])} "
-        "reach {}, in the first windows {}.".format(*rates) + doubt
+        "reach {}, in the first windows {}.".format(*rates)
+        + doubt
     )
 
 

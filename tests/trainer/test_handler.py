@@ -290,6 +290,23 @@ def test_the_end_of_a_process_waits_for_its_last_window(traces, tmp_path):
     assert window.metrics().ranks == (0,)
 
 
+def test_windows_for_which_there_is_no_time_at_the_end_keep_their_traces(traces, tmp_path):
+    body = """
+    handle = fastcomm.torch.trace_handler({directory!r}, timeout_s=0.5)
+    for step in (5, 7, 9):
+        handle(FakeProfiler(Path(TRACE), step))
+    """.replace("{directory!r}", repr(str(tmp_path)))
+    done = program(traces, tmp_path, body)
+    assert done.returncode == 0
+    assert "a window was not written within 1 s; its process goes on; 2 more: " in done.stderr
+    (run,) = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
+    for step in (7, 9):
+        assert compute_metrics(open_run(run / f"step-{step:06d}")).ranks == (0,)
+    begun = ProfiledWindow.of(run / "step-000005")
+    assert begun.wait(1, 60)
+    assert files(tmp_path).count("rank0.arrow") == 1
+
+
 def test_a_process_that_dies_leaves_its_last_window_to_the_writer(traces, tmp_path):
     body = """
     handle(FakeProfiler(Path(TRACE), 5))
@@ -387,3 +404,15 @@ def test_the_record_of_a_failed_rank_may_be_damaged(tmp_path):
     path.write_text("[")
     (skipped,) = window.skipped()
     assert (skipped.rank, "damaged" in skipped.error) == (3, True)
+
+
+def test_the_checks_of_real_jobs_read_windows(tmp_path):
+    text = Path(__file__).parents[1].joinpath("jobs/trainer/check.py").read_text("utf-8")
+    names = {"__name__": "check", "__file__": "tests/jobs/trainer/check.py"}
+    exec(compile(text, "check.py", "exec"), names)
+    for step in (28, 8):
+        window = ProfiledWindow.of(tmp_path / "run" / f"step-{step:06d}")
+        window.note_failure(0, "disk full")
+    windows = names["by_step"](tmp_path)
+    assert [*windows] == [8, 28]
+    assert names["names"](windows[8]) == []

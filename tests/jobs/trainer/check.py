@@ -53,7 +53,7 @@ def warnings(text):
 def by_step(directory):
     """The windows of the only run of a directory, by step."""
     windows = sorted(windows_below(directory), key=lambda window: window.step)
-    assert len({window.run for window in windows}) == 1, windows
+    assert len({window.run_name for window in windows}) == 1, windows
     return {window.step: window for window in windows}
 
 
@@ -145,7 +145,7 @@ def two_jobs(directory):
     for codes, _, messages in map(end, jobs):
         assert codes == [0] * RANKS, messages
     windows = [*windows_below(directory)]
-    assert len({window.run for window in windows}) == len(jobs)
+    assert len({window.run_name for window in windows}) == len(jobs)
     assert sorted(window.step for window in windows) == sorted(STEPS * 2)
     assert all(window.metrics().ranks == tuple(range(RANKS)) for window in windows)
 

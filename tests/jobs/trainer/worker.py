@@ -47,7 +47,7 @@ def main():
     workers = {"num_workers": 2, "multiprocessing_context": "fork"} if fault == "loader" else {}
     batches = DataLoader(Batches(), batch_size=None, **workers)
     matrix = torch.randn(4 * WIDTH, 4 * WIDTH)
-    options = {"every": EVERY, "steps": WINDOW, "first": FIRST, "timeout_s": 20.0}
+    options = {"every": EVERY, "steps": WINDOW, "first": FIRST, "timeout_s": 60.0}
     with fastcomm.torch.profiler(directory=directory, record_shapes=True, **options) as prof:
         for step, batch in enumerate(batches):
             if fault == "straggler" and rank == SUSPECT:
