@@ -7,7 +7,7 @@
 `make` writes 60 runs below `FOLDER/runs`: made-up jobs of all faults and of none, recorded
 jobs, and jobs that hang. `questions.json` has five questions for each, and says how to answer
 them. `truth.json` has the right answers: agents must not see it. `client` asks the server as a
-script would, by fixed rules, and measures tokens (a quarter of the characters) and time; its
+script would, by fixed rules, and measures tokens (as answers count them) and time; its
 answers show what the tools tell without an agent's judgment. `judge` compares answers of
 anybody.
 """
@@ -29,6 +29,7 @@ from typing import Any
 import anyio
 from mcp import Client, StdioServerParameters, stdio_client
 
+from fastcomm.agents.answer import tokens_of
 from fastcomm.synthetic.catalog import groups
 from fastcomm.synthetic.hangs.dumps import drawn_form, write_dumps
 from fastcomm.synthetic.hangs.faults import HANG_FAULTS, HEALTHY, planted
@@ -308,27 +309,27 @@ def _ranks(text: str) -> list[int]:
 
 @dataclass(kw_only=True)
 class ScriptedClient:
-    """Asks the tools by fixed rules, and counts characters and seconds."""
+    """Asks the tools by fixed rules, and counts tokens and seconds."""
 
     client: Client
-    characters: int = 0
+    tokens: int = 0
     log: list[dict[str, Any]] = field(default_factory=list)
 
     async def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """Return the answer of a tool; an error is an answer with `error`."""
         result = await self.client.call_tool(tool, arguments)
         text = getattr(result.content[0], "text", "")
-        self.characters += len(text) + len(json.dumps(arguments)) + len(tool)
+        self.tokens += tokens_of(text + json.dumps(arguments) + tool)
         return {"error": text} if result.is_error else json.loads(text)
 
     async def answer(self, run: str, *, is_hang: bool) -> dict[str, Any]:
         """Answer the questions about one run, and log what that took."""
-        begin, before = time.monotonic(), self.characters
+        begin, before = time.monotonic(), self.tokens
         own = await (self._hang(run) if is_hang else self._slow(run))
         self.log.append(
             {
                 "run": run,
-                "tokens": (self.characters - before) / 4 / len(own),
+                "tokens": (self.tokens - before) / len(own),
                 "seconds": (time.monotonic() - begin) / len(own),
             }
         )

@@ -1,11 +1,12 @@
 """Answers of the tools: small JSON texts whose numbers have units, totals first.
 
-A text of an answer is bounded in characters, since a token is about four of them. What does not
-fit is counted, and `further` says how to ask for it. Names of traces are data: control
-characters are escaped, and long names are cut.
+A text of an answer is bounded in tokens. Tokenizers of models differ, so `tokens_of` counts
+rather too many. What does not fit is counted, and `further` says how to ask for it. Names of
+traces are data: control characters are escaped, and long names are cut.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -18,12 +19,16 @@ from fastcomm.errors import inert, utf8
 from fastcomm.trace.run import ranges
 from fastcomm.units import format_bandwidth, format_bytes, format_ns, percent
 
-CHARACTERS = 4  # of a token
+# A word of few letters, a number of few digits, or any other character. Tables of numbers have
+# less than two characters a token, sentences four.
+_TOKEN = re.compile(r"[A-Za-z]{1,6}|[0-9]{1,3}|[^\sA-Za-z0-9]")
 _MOST_TEXT = 700  # characters of a sentence
 _MOST_NAME = 110  # characters of a name in a row
 _DIGITS = 4
-# Of the characters, before rows are added.
-_CAUTIONS_SHARE, _TOTALS_SHARE, _FIXED_SHARE = 0.3, 0.45, 0.75
+# Of the tokens, before rows are added.
+_ABOUT_SHARE, _CAUTIONS_SHARE, _TOTALS_SHARE, _FIXED_SHARE = 0.4, 0.3, 0.45, 0.75
+_HEADINGS_SHARE = 0.85
+_TAIL = 40  # tokens behind a list: what is left out, and which rows are shown
 _NS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns"))
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 # Ends of column names, and the units that they stand for.
@@ -79,6 +84,11 @@ class Answer:
     further: tuple[str, ...] = ()
 
 
+def tokens_of(text: str) -> int:
+    """Return about how many tokens a text has, rather too many than too few."""
+    return len(_TOKEN.findall(text)) + len(text.encode("utf-8", "replace")) - len(text)
+
+
 def unit_of(name: str) -> str:
     """Return the unit that the name of a column or value implies; "" without one."""
     return next((unit for ends, unit in _UNITS if name.endswith(ends)), "")
@@ -118,10 +128,11 @@ def rendered(answer: Answer, page: RowsPage) -> str:
         If the answer has no table of the name in `page.table`.
 
     """
-    most = page.tokens * CHARACTERS
+    most = page.tokens
     text = _Document(most)
     text.add_items("caution", [*answer.cautions], _CAUTIONS_SHARE * most)
-    text.add("about", shown(answer.about, _MOST_TEXT))
+    about, share = shown(answer.about, _MOST_TEXT), int(_ABOUT_SHARE * most)
+    text.add("about", about if tokens_of(about) <= share else shown(about, share))
     # Who asks for more rows has seen the totals.
     totals = answer.totals if page.table is None and page.offset == 0 else answer.totals[:1]
     text.add_items("totals", [total.to_dict() for total in totals], _TOTALS_SHARE * most)
@@ -152,7 +163,7 @@ class _Document:
     """A JSON object that is written line by line while it fits."""
 
     def __init__(self, most: int) -> None:
-        """Create an empty object of at most `most` characters."""
+        """Create an empty object of at most `most` tokens."""
         self._most = most
         self._parts: list[str] = []
         self._size = 2
@@ -163,10 +174,10 @@ class _Document:
 
     def _write(self, part: str) -> None:
         self._parts.append(part)
-        self._size += len(part) + 2
+        self._size += tokens_of(part) + 1
 
     def add_items(self, key: str, items: Sequence[Any], most: float) -> None:
-        """Add a list with the first items that fit below `most` characters."""
+        """Add a list with the first items that fit below `most` tokens."""
         if not items:
             return
         lines = self._fitting([_json(_cut(item)) for item in items], min(most, self._most))
@@ -177,7 +188,7 @@ class _Document:
     def add_page(self, key: str, items: Sequence[Any], page: RowsPage, count: int) -> None:
         """Add the items of a page that fit, and how many there are."""
         chosen = items[page.offset : page.offset + page.limit]
-        lines = self._fitting([_json(_cut(item)) for item in chosen], self._most - 120)
+        lines = self._fitting([_json(_cut(item)) for item in chosen], self._most - _TAIL)
         self._write(f"{json.dumps(key)}:{_listed(lines)}")
         self.add("shown", _of(page.offset, len(lines), count))
 
@@ -188,19 +199,24 @@ class _Document:
         chosen = table.slice(page.offset, page.limit)
         columns = [_column(field_, chosen[field_]) for field_ in chosen.column_names]
         self.add("table", name)
-        self.add("columns", [heading for heading, _ in columns])
-        rows = [_json(list(row)) for row in zip(*(cells for _, cells in columns), strict=True)]
-        lines = self._fitting(rows, self._most - 120)
+        names = [_json(heading) for heading, _ in columns]
+        fitting = self._fitting(names, _HEADINGS_SHARE * self._most)
+        self._write(f'"columns":[{",".join(fitting)}]')
+        if left_out := len(names) - len(fitting):
+            self.add("columns_left_out", f"{left_out} more; ask for fewer, as by sql")
+        cells = (own for _, own in columns[: len(fitting)])
+        rows = [_json(list(row)) for row in zip(*cells, strict=True)]
+        lines = self._fitting(rows, self._most - _TAIL)
         self._write(f'"rows":{_listed(lines)}')
         self.add("shown", _of(page.offset, len(lines), table.num_rows))
         if page.ranks is not None and not table.num_rows:
             self.add("none", f"the table has no row of rank {ranges(page.ranks)}")
 
     def _fitting(self, lines: Sequence[str], most: float) -> list[str]:
-        """Return the first lines that fit below `most` characters of the whole document."""
-        size, fitting = self._size + 60, []
+        """Return the first lines that fit below `most` tokens of the whole document."""
+        size, fitting = self._size + _TAIL, []
         for line in lines:
-            size += len(line) + 2
+            size += tokens_of(line) + 1
             if size > most:
                 break
             fitting.append(line)

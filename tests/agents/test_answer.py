@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from builders.places import JOBS, RECORDED
 
-from fastcomm.agents.answer import CHARACTERS, Answer, RowsPage, Total, rendered
+from fastcomm.agents.answer import Answer, RowsPage, Total, rendered, tokens_of
 from fastcomm.agents.folders import Folders
 from fastcomm.agents.guide import instructions, method, skill
 from fastcomm.agents.session import AgentSession
@@ -35,7 +35,7 @@ def test_answers_on_recorded_jobs_are_small():
     for job in sorted(JOBS.iterdir()):
         for tool in OF_A_RUN:
             text = text_of(session, tool, run=f"{job.name}/faulty")
-            assert len(text) <= 2000 * CHARACTERS, (job.name, tool)
+            assert tokens_of(text) <= 2000, (job.name, tool)
             assert json.loads(text)["about"]
 
 
@@ -44,7 +44,7 @@ def test_answers_on_recorded_hangs_are_small():
     session = session_of(hangs)
     for folder in sorted(path for path in hangs.iterdir() if path.is_dir()):
         text = text_of(session, "hang", run=folder.name)
-        assert len(text) <= 2000 * CHARACTERS
+        assert tokens_of(text) <= 2000
         truth = json.loads((folder / "truth.json").read_text())
         totals = {one["what"]: one["value"] for one in json.loads(text)["totals"]}
         assert totals["hangs"] == ("yes" if truth["hang"] else "no")
@@ -55,7 +55,7 @@ def test_answers_on_512_ranks_are_small_and_tables_have_pages(tmp_path):
     write(job, tmp_path / "run", workers=2)
     session = session_of(tmp_path, workers=2)
     for tool in ("describe_run", "measure", "findings", "idle_causes"):
-        assert len(text_of(session, tool, run="run")) <= 2000 * CHARACTERS, tool
+        assert tokens_of(text_of(session, tool, run="run")) <= 2000, tool
     for table in (
         json.loads(text_of(session, "measure", run="run"))["further"][-1]
         .split(": ")[1]
@@ -63,16 +63,40 @@ def test_answers_on_512_ranks_are_small_and_tables_have_pages(tmp_path):
     ):
         name = table.partition(" ")[0]
         text = text_of(session, "measure", run="run", table=name, limit=500)
-        assert len(text) <= 2000 * CHARACTERS, name
+        assert tokens_of(text) <= 2000, name
         document = json.loads(text)
         assert document["shown"].startswith("rows 0 to"), name
     page = json.loads(text_of(session, "measure", run="run", table="ranks", offset=500))
     assert [row[0] for row in page["rows"]] == [*range(500, 510)]
     of_one = json.loads(text_of(session, "measure", run="run", table="ranks", ranks="77"))
     assert [row[0] for row in of_one["rows"]] == [77]
-    larger = text_of(session, "measure", run="run", table="ranks", limit=500, max_tokens=10_000)
-    assert 2000 * CHARACTERS < len(larger) <= 10_000 * CHARACTERS
-    assert json.loads(larger)["shown"].startswith("rows 0 to 499 of 512; next: offset=500")
+    larger = text_of(session, "measure", run="run", table="ranks", limit=300, max_tokens=10_000)
+    assert 2000 < tokens_of(larger) <= 10_000
+    assert json.loads(larger)["shown"].startswith("rows 0 to 299 of 512; next: offset=300")
+
+
+def test_tokens_are_at_least_as_many_as_a_tokenizer_of_a_model_counts():
+    # Texts of answers, and their tokens by the tokenizer of a model of 2023.
+    texts = {
+        '[0,1234,12.5,0.4567],\n[1,null,"abc_def"]': 23,
+        "[17,0,0,0.2531,0,0,0,0,0.0142,0,0]": 29,
+        "Rank 77 is a straggler: same work as its peers, +2.16 ms compute per step.": 23,
+    }
+    for text, count in texts.items():
+        assert count <= tokens_of(text) <= 1.5 * count, text
+    assert tokens_of("\N{SNOWMAN}" * 10) >= 30
+
+
+def test_a_table_of_very_many_columns_stays_small_and_says_so():
+    table = pa.table({f"column_number_{number}": [number] for number in range(900)})
+    answer = Answer(about="all", tables={"rows": table}, table="rows")
+    text = rendered(answer, RowsPage())
+    document = json.loads(text)
+    assert tokens_of(text) <= 2000
+    assert len(document["columns"]) + int(document["columns_left_out"].split()[0]) == 900
+    assert len(document["rows"]) == 0 or len(document["rows"][0]) == len(document["columns"])
+    few = json.loads(rendered(answer, RowsPage(tokens=10_000)))
+    assert "columns_left_out" not in few or len(few["columns"]) > len(document["columns"])
 
 
 def test_names_of_a_trace_are_escaped_and_cut(tmp_path):
@@ -86,7 +110,7 @@ def test_names_of_a_trace_are_escaped_and_cut(tmp_path):
     session = session_of(tmp_path)
     for tool in ("kernels", "critical_path", "idle_causes"):
         text = text_of(session, tool, run="run", limit=500)
-        assert len(text) <= 2000 * CHARACTERS
+        assert tokens_of(text) <= 2000
         assert "\x1b" not in text
         assert "\\n\\u001b" not in text
         document = json.loads(text)
@@ -139,7 +163,7 @@ def test_what_does_not_fit_is_counted():
     totals = tuple(Total(name=f"part {n}", value="1 ms", rows="a row") for n in range(400))
     notes = tuple(f"note {n} " * 60 for n in range(50))
     text = rendered(Answer(about="all", totals=totals, notes=notes), RowsPage(tokens=500))
-    assert len(text) <= 500 * CHARACTERS
+    assert tokens_of(text) <= 500
     document = json.loads(text)
     assert "more left out" in document["totals"][-1]
     assert "more left out" in document["notes"][-1]
