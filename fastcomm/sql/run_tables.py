@@ -19,6 +19,7 @@ from fastcomm.executors.executor import (
     unseen,
 )
 from fastcomm.metrics.computation import compute_metrics
+from fastcomm.metrics.links import groups_by_label, pipeline_stages
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.metrics.result import Metrics
 from fastcomm.ranks.group_tags import GroupTags, agreed, tagged_ops
@@ -133,7 +134,8 @@ class RunTables:
         if view.name == "findings":
             numbers = pa.array(range(1, tables["findings"].num_rows + 1), pa.int64())
             named = _renamed(tables["findings"], {"group": "group_name"})
-            return named.append_column("number", numbers)
+            symptoms = pa.array([one.is_symptom for one in self.metrics.findings], pa.bool_())
+            return named.append_column("number", numbers).append_column("is_symptom", symptoms)
         return tables["waits"]
 
     def _metric_values(self) -> pa.Table:
@@ -171,11 +173,22 @@ class RunTables:
             _renamed(tables["ranks"], _STEP_NAMES),
             _renamed(means, {f"{name}_mean": name for name in _HEAT}),
             pa.Table.from_pylist(waits, schema=_WAITS),
+            _by_rank("node", self._nodes()),
+            _by_rank("stage", self._stages()),
             _renamed(tables["clocks"], _CLOCK_NAMES).select(["rank", *_CLOCK_NAMES.values()]),
         )
         for part in parts:
             rows = rows.join(part, "rank", join_type="left outer")
         return rows.sort_by("rank")
+
+    def _nodes(self) -> dict[int, int]:
+        """Return the node of each rank, without ranks of unknown nodes."""
+        return {rank: own.node for own in self.metrics.network.nodes for rank in own.ranks}
+
+    def _stages(self) -> dict[int, int]:
+        """Return the pipeline stage of each rank in a pipeline."""
+        tables = self.metrics.tables
+        return pipeline_stages(groups_by_label(tables["groups"], tables["group_members"]))
 
     def read_events(self, sources: Sequence[Source], scan: EventScan, log: ReadLog) -> pa.Table:
         """Return the events of some ranks, as few at once as workers need; ranks are noted.
@@ -249,6 +262,12 @@ _WAITS = pa.schema(
     + [(name, pa.float64()) for name in ("wait_ns", "transfer_ns", "wait_caused_ns")]
     + [(name, pa.int64()) for name in ("last", "collectives")]
 )
+
+
+def _by_rank(name: str, values: Mapping[int, int]) -> pa.Table:
+    """Return a column with a value for some ranks."""
+    columns = ("rank", [*values]), (name, [*values.values()])
+    return pa.table({key: pa.array(own, pa.int64()) for key, own in columns})
 
 
 def _renamed(table: pa.Table, names: Mapping[str, str]) -> pa.Table:

@@ -78,6 +78,8 @@ RANKS = RunView(
         ViewColumn("rank", "BIGINT", "number of the rank", is_listed=True),
         ViewColumn("path", "VARCHAR", "file of its trace", is_listed=True),
         ViewColumn("file_bytes", "BIGINT", "size of that file", "bytes", is_listed=True),
+        ViewColumn("node", "BIGINT", "number of its node; null if unknown"),
+        ViewColumn("stage", "BIGINT", "pipeline stage, from 0; null without a pipeline"),
         ViewColumn("steps", "BIGINT", "number of its steps"),
         _ns("step_mean_ns", "mean time of its steps", exact=False),
         _ns("step_p99_ns", "99th percentile of the times of its steps", exact=False),
@@ -232,6 +234,7 @@ FINDINGS = RunView(
     (
         ViewColumn("number", "BIGINT", "place in the order, from 1"),
         ViewColumn("kind", "VARCHAR", "kind of the finding"),
+        ViewColumn("is_symptom", "BOOLEAN", "whether it says where time goes, not why"),
         ViewColumn("text", "VARCHAR", "sentence"),
         ViewColumn("ranks", "BIGINT[]", "ranks that it names"),
         _ns("cost_ns", "cost per step", exact=False),

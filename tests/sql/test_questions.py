@@ -73,6 +73,23 @@ class Answers:
             sums[tag] += ns * self.steps
         return [max(sums.items(), key=lambda row: row[1])] if sums else []
 
+    def by_stage(self):
+        """Mean compute and idle time by place in the groups of the pipeline."""
+        pipelines = {group for group, tag in self.rows("groups", "group", "tag") if tag == "PP"}
+        stage = {
+            rank: place
+            for group, ranks in self.rows("group_members", "group", "ranks")
+            if group in pipelines
+            for place, rank in enumerate(ranks)
+        }
+        means, sums = self.metrics.rank_means, {}
+        compute, idle = (means.ns[name].tolist() for name in ("compute", "idle"))
+        for rank, *own in zip(means.ranks.tolist(), compute, idle, strict=True):
+            known = [None if math.isnan(ns) else ns for ns in own]
+            sums.setdefault(stage.get(rank), []).append(known)
+        order = sorted(sums, key=lambda place: (place is None, place))
+        return [(place, *map(mean, zip(*sums[place], strict=True))) for place in order]
+
     def idle_rank(self):
         means = self.metrics.rank_means
         idle = [None if math.isnan(ns) else ns for ns in means.ns["idle"].tolist()]
@@ -99,6 +116,12 @@ class Answers:
         return [max(work, key=lambda row: row[1])] if work else []
 
 
+def mean(values):
+    """The mean of known values; None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def shares(answers):
     return [
         tuple(
@@ -115,9 +138,10 @@ EXPECTED = {
     "By how much is the clock of each rank ahead?": lambda own: own.rows(
         "clocks", "rank", "offset_ns", "spread_ns"
     ),
-    "What is wrong with the run?": lambda own: own.rows(
-        "findings", "kind", "text", "cost_ns", "confidence"
-    ),
+    "What is wrong with the run?": lambda own: [
+        (one.kind, one.is_symptom, one.text, one.cost_ns, one.confidence)
+        for one in own.metrics.findings
+    ],
     "Which finding costs the most?": lambda own: sorted(
         own.rows("findings", "text", "cost_ns"), key=lambda row: -(row[1] or -1)
     )[:1],
@@ -130,7 +154,7 @@ EXPECTED = {
     "How long are the steps of each rank?": lambda own: own.rows(
         "ranks", "rank", "mean_ns", "p99_ns", "max_ns"
     ),
-    "Which rank has the longest steps?": lambda own: [(own.metrics.longest.rank,)],
+    "How do the pipeline stages compare?": Answers.by_stage,
     "Which five steps take longest?": lambda own: sorted(
         own.rows("iterations", "rank", "iteration", "time_ns"),
         key=lambda row: (-row[2], row[0], row[1]),
