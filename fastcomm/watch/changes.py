@@ -19,7 +19,7 @@ from fastcomm.metrics.links import SLOW
 from fastcomm.metrics.result import Metrics
 from fastcomm.watch.windows import ProfiledWindow
 
-Object = dict[str, Any]
+MetricsDocument = dict[str, Any]  # metrics as in JSON
 
 FIRST = 3  # windows whose median step stands for the beginning of a run
 _LEAST = 0.02  # of the step: smaller changes of a part are chance
@@ -74,9 +74,9 @@ def _longer_parts(comparison: Comparison) -> list[BreakdownChange]:
 class RunHistory:
     """The first windows of one run, against which later ones are compared."""
 
-    first: list[Object] = field(default_factory=list)
+    first: list[MetricsDocument] = field(default_factory=list)
     # Causes that are new since the first windows, by identity: their findings as in JSON.
-    present: dict[tuple[Any, ...], Object] = field(default_factory=dict)
+    present: dict[tuple[Any, ...], MetricsDocument] = field(default_factory=dict)
 
     def report(self, window: ProfiledWindow, metrics: Metrics) -> WindowReport:
         """Compare a window with the first ones; the first windows are compared in their order.
@@ -103,7 +103,9 @@ class RunHistory:
             ended=tuple(self._ended(comparison, document)),
         )
 
-    def _ended(self, comparison: Comparison, document: Object) -> Iterator[CauseChange]:
+    def _ended(
+        self, comparison: Comparison, document: MetricsDocument
+    ) -> Iterator[CauseChange]:
         """Yield causes that were new in an earlier window, and are gone; note new ones."""
         before = {**document, "findings": [*self.present.values()]}
         changed = {identity(one.kind, one.ranks): one for one in comparison.causes}
@@ -120,7 +122,7 @@ class RunHistory:
 
 
 def _slower_links(
-    comparison: Comparison, before: Object, after: Object
+    comparison: Comparison, before: MetricsDocument, after: MetricsDocument
 ) -> Iterator[SlowerLinks]:
     """Yield the parallelisms whose exposed transfers take longer, as their links are slower.
 
@@ -151,13 +153,13 @@ def _slower_links(
             )
 
 
-def _rates(metrics: Object) -> dict[tuple[str, tuple[int, ...], str, int], float]:
+def _rates(metrics: MetricsDocument) -> dict[tuple[str, tuple[int, ...], str, int], float]:
     """Return the bus bandwidth of each group by parallelism, ranks, operation and size.
 
     Of the sizes of a group only that counts in which it moves the most bytes, as latency limits
     small transfers.
     """
-    largest: dict[tuple[str, tuple[int, ...]], Object] = {}
+    largest: dict[tuple[str, tuple[int, ...]], MetricsDocument] = {}
     for row in metrics.get("links") or ():
         key = row["tag"], tuple(row["ranks"])
         if row["bus_bw"] and _moved(row) > _moved(largest.get(key)):
@@ -165,12 +167,12 @@ def _rates(metrics: Object) -> dict[tuple[str, tuple[int, ...], str, int], float
     return {(*key, row["op"], row["size_from"]): row["bus_bw"] for key, row in largest.items()}
 
 
-def _moved(row: Object | None) -> int:
+def _moved(row: MetricsDocument | None) -> int:
     """Return about how many bytes the transfers of a row move; 0 without one."""
     return 0 if row is None else int(row["count"] * row["size_from"])
 
 
-def _typical(documents: Sequence[Object]) -> Object:
+def _typical(documents: Sequence[MetricsDocument]) -> MetricsDocument:
     """Return the metrics whose mean step is the lower median."""
     timed = [one for one in documents if one["iteration"]["mean_ns"] is not None]
     if not timed:
