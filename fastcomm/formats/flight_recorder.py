@@ -34,7 +34,7 @@ _FIELDS = (
     *("record_id", "pg_id", "collective_seq_id", "p2p_seq_id", "op_id", "is_p2p", "retired"),
     *("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"),
     *("timeout_ms", "seq_id", "time_created_us"),
-    *("state", "profiling_name", "process_group"),
+    *("state", "profiling_name", "process_group", "thread_id", "thread_name"),
     *("input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "frames"),
 )
 _PLACE = {name: place for place, name in enumerate(_FIELDS)}
@@ -49,6 +49,8 @@ _LATEST = 1 << 62  # ns
 _GZIP_TIME = slice(4, 8)
 _SUFFIX = re.compile(r"\.(gz|pickle|pkl|json)$")
 _MOST_DIGITS = 18
+AUTOGRAD = 0  # thread of calls that PyTorch's backward pass makes, in turn with its caller
+_AUTOGRAD_NAME = "pt_autograd"
 _OLD_PICKLES = (b"(", b"}", b"]", b"c")  # first opcodes of protocols 0 and 1
 _PAIR = ("name", "desc")  # of a process group
 _RANK = re.compile(r"(?<!\d)(\d{1,7})$")
@@ -113,6 +115,7 @@ class Calls:
     started: Ints
     completed: Ints
     timeout: Ints  # ms
+    thread: Ints  # number of the thread that made the call; AUTOGRAD for those of autograd
     name: Ints  # place in `names`
     state: Ints  # place in `STATES`
     shapes: tuple[Ints, Ints]  # of input and output
@@ -499,9 +502,14 @@ def _calls_of_pickle(tree: _Tree, rows: Ints) -> tuple[Calls, tuple[DumpedGroup,
     names, name = content("profiling_name", lambda at: str(tree.plain(at, 0)), "")
     states, state = content("state", lambda at: str(tree.plain(at, 0)), "")
     pairs, group = content("process_group", lambda at: _pair(tree.plain(at, 1)), None)
+    threads = (
+        *content("thread_id", lambda at: str(tree.plain(at, 0)), ""),
+        *content("thread_name", lambda at: str(tree.plain(at, 0)), ""),
+    )
     return _calls(
         rows=rows, names=names, name=name, states=states, state=state, pairs=pairs, group=group,
-        shapes=(one, two), types=(three, four), elements=(elements[0], elements[1]),
+        thread=_threads(*threads), shapes=(one, two), types=(three, four),
+        elements=(elements[0], elements[1]),
     )  # fmt: skip
 
 
@@ -513,7 +521,7 @@ def _calls(
     state: Ints,
     pairs: Sequence[tuple[str, str] | None],
     group: Ints,
-    **lists: Any,
+    **more: Any,
 ) -> tuple[Calls, tuple[DumpedGroup, ...]]:
     """Return the calls of a dump, and their groups, from columns of `_FIELDS`."""
 
@@ -551,9 +559,21 @@ def _calls(
         name=name,
         state=places[state] if len(state) else state,
         names=tuple(names),
-        **lists,
+        **more,
     )
     return calls, groups
+
+
+def _threads(ids: Sequence[str], thread: Ints, names: Sequence[str], name: Ints) -> Ints:
+    """Return the number of the thread of each call, NULL where the dump has none.
+
+    `ids` and `names` are the distinct ones, `thread` and `name` the place of each call's.
+    """
+    if not len(thread):
+        return thread
+    numbers = [int(one[:_MOST_DIGITS]) if one.isdecimal() else NULL for one in ids]
+    is_autograd = np.array([one.startswith(_AUTOGRAD_NAME) for one in names], bool)
+    return np.where(is_autograd[name], AUTOGRAD, np.array(numbers, np.int64)[thread])
 
 
 def _groups_of(
@@ -709,8 +729,10 @@ def _calls_of_json(entries: Sequence[dict[str, Any]]) -> tuple[Calls, tuple[Dump
     names, name = content("profiling_name", lambda one: one if isinstance(one, str) else "")
     states, state = content("state", str)
     pairs, group = content("process_group", _pair)
+    threads = (*content("thread_id", str), *content("thread_name", str))
     return _calls(
         rows=rows, names=names, name=name, states=states, state=state, pairs=pairs, group=group,
+        thread=_threads(*threads),
         shapes=(hashes("input_sizes"), hashes("output_sizes")),
         types=(hashes("input_dtypes"), hashes("output_dtypes")),
         elements=(elements("input_sizes"), elements("output_sizes")),

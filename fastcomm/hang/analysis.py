@@ -26,10 +26,11 @@ from fastcomm.formats.flight_recorder import (
     rank_of,
     read,
 )
-from fastcomm.hang.calls import DumpedJob, RankCalls, job_of, of_dump
+from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls, job_of, of_dump
 from fastcomm.hang.evidence import gather, sentences
 from fastcomm.hang.moments import last_record, of_one_job
 from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
+from fastcomm.hang.threads import beside, training
 from fastcomm.hang.traces import sentences as traced
 from fastcomm.hang.traces import traces_of
 from fastcomm.hang.verdict import ENQUEUED, Judge, Verdict
@@ -176,18 +177,21 @@ def diagnose_hang(
     titles = {key: _titled(key, job).title for key in job.members}
     every = [dump for own in files.dumps.values() for dump in own]
     judge = Judge(
-        job=job,
+        job=training(job),
         evidence=evidence.of_job(job, titles),
         first_written=min(dump.written for dump in every),
         is_prompt=not all(dump.has_stacks for dump in every),
         has_stood=any(map(_has_stood, files.dumps.values())),
         spread_s=_spread(newest.values()),
     )
-    verdict = _verdict(judge, [*_progress(files.dumps)])
+    judge, verdict = _judged(judge, job, [*_progress(files.dumps)])
+    lines = [*_beside(judge, job)]
+    if verdict.kind == "none" and lines:
+        verdict = replace(verdict, confidence="low")
     if one_job.doubted.intersection(verdict.culprits):
         verdict = replace(verdict, confidence="low")
     hang = _result(judge, verdict, files, failed)
-    hang = replace(hang, evidence=(*hang.evidence, *one_job.notes))
+    hang = replace(hang, evidence=(*hang.evidence, *lines, *one_job.notes))
     more = traced(traces_of(files.others), hang.culprits, job.ranks) if hang.culprits else ()
     return replace(hang, evidence=(*hang.evidence, *more))
 
@@ -274,6 +278,49 @@ def _verdict(judge: Judge, progress: Sequence[_Progress]) -> Verdict:
         return Verdict(kind="none", confidence="low", evidence=(line,))
     line = f"{line}; the calls that are open now were made after the first of these"
     return replace(verdict, evidence=(*verdict.evidence, line))
+
+
+def _judged(
+    judge: Judge, job: DumpedJob, progress: Sequence[_Progress]
+) -> tuple[Judge, Verdict]:
+    """Return the verdict on the training; once it has stopped, on the threads beside it."""
+    verdict = _verdict(judge, progress)
+    if verdict.kind == "none" and judge.job is not job and judge.waits.is_over:
+        judge = replace(judge, job=job)
+        verdict = _verdict(judge, progress)
+    return judge, verdict
+
+
+def _beside(judge: Judge, job: DumpedJob) -> Iterator[str]:
+    """Yield which calls are open for long while the training goes on, or waits for others."""
+    for calls, text in (
+        (judge.passed(), "{who} made other calls since they called {call}, {age} ago"),
+        (
+            _of_other_threads(judge, job),
+            "a thread of {who} is in {call} for {age}, beside the one that trains",
+        ),
+    ):
+        ranks: dict[tuple[DumpedGroup, int, str], list[RankCall]] = {}
+        for call in calls:
+            ranks.setdefault((call.group, call.number, call.op), []).append(call)
+        for own in [*ranks.values()][:_MOST_LINES]:
+            ages = (judge.age_of(call) for call in own)
+            age = max((age for age in ages if age is not None), default=None)
+            number = "" if own[0].is_message else f" #{own[0].number}"
+            yield text.format(
+                who=named_ranks(sorted(call.rank for call in own)),
+                call=f"{own[0].op}{number} of the {_titled(own[0].group, job).title}",
+                age="an unknown time" if age is None else format_ns(age),
+            )
+
+
+def _of_other_threads(judge: Judge, job: DumpedJob) -> Iterator[RankCall]:
+    """Yield the old calls that threads stand in that do not train, unless all are judged."""
+    if judge.job is not job:
+        whole = replace(judge, job=job)
+        yield from (
+            call for call in beside(job, judge.job) if not whole.is_young(call.rank, call)
+        )
 
 
 def _has_stood(own: Sequence[RankCalls]) -> bool:

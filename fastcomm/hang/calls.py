@@ -9,12 +9,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from fastcomm.formats.flight_recorder import (
+    AUTOGRAD,
     STATES,
     Calls,
     Dump,
@@ -31,6 +33,7 @@ _CLOSING = "coalesced"
 _GATHERS = ("all_gather", "allgather", "_all_gather_base", "_allgather_base")
 _WORLD = "default_pg"  # description of the group of all ranks
 OTHER_SIDE = {"send": "recv", "recv": "send"}
+_MOST_OPEN = 4  # calls that are compared with earlier ones
 _MOST_ANCHORS = 3  # of a group: ranks are some calls apart
 
 
@@ -89,6 +92,8 @@ class RankCalls:
     done: Flags
     begun: Flags
     is_message: Flags
+    beside: Flags  # calls of threads that do not train, as those that write checkpoints
+    usual: Ints  # ns that earlier calls like one of the first open ones took; else NULL
     last: Mapping[DumpedGroup, int]  # number of the last collective of each group
     sizes: Mapping[DumpedGroup, int]  # of groups, as the arguments of all-gathers tell
     ordinal: Ints  # of each message, among those of its side and peer, from 1
@@ -100,6 +105,7 @@ class RankCalls:
     stated_world: int = 0  # ranks of the group of all; 0 where the dump does not state them
     status: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     is_whole: bool = True
+    apart: frozenset[DumpedGroup] | None = None  # groups left out with the calls of threads
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let another process have all columns as one array, which is faster than many."""
@@ -199,23 +205,34 @@ class RankCalls:
 
     def shortened(self, most: int) -> "RankCalls":
         """Return the last calls alone, and at least all that are open but for the oldest."""
-        begin = len(self.row) - most
-        if begin <= 0:
+        if len(self.row) <= most:
             return self
-        if len(self.open):
-            begin = min(begin, max(int(self.open[0]) - most, len(self.row) - 4 * most, 0))
-        rows = np.arange(begin, len(self.row))
-        return replace(
-            self,
-            calls=self.calls.take(rows),
-            row=self.row[rows],
-            number=self.number[rows],
-            done=self.done[rows],
-            begun=self.begun[rows],
-            is_message=self.is_message[rows],
-            ordinal=self.ordinal[rows],
-            is_whole=False,
-        )
+        rows = self._recent(np.flatnonzero(~self.beside), most)
+        if self.beside.any():
+            others = self._recent(np.flatnonzero(self.beside), most)
+            rows = np.sort(np.concatenate([rows, others]))
+        return replace(self._take(rows), is_whole=False)
+
+    def _recent(self, rows: Ints, most: int) -> Ints:
+        """Return the last of some rows, from before the first that is open if it is near."""
+        begin = max(len(rows) - most, 0)
+        is_open = np.flatnonzero(~self.done[rows])
+        if len(is_open):
+            begin = min(begin, max(int(is_open[0]) - most, len(rows) - 4 * most, 0))
+        return rows[begin:]
+
+    def _take(self, rows: Ints) -> "RankCalls":
+        """Return some of the calls."""
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return replace(self, calls=self.calls.take(rows), **columns)
+
+    def training(self, apart: frozenset[DumpedGroup]) -> "RankCalls":
+        """Return the calls without those of other threads, and without those of some groups."""
+        places = [place for place, key in enumerate(self.keys) if key in apart]
+        is_apart = self.beside | np.isin(self.calls.group, places)
+        own = self._take(np.flatnonzero(~is_apart)) if is_apart.any() else self
+        anchors = tuple(anchor for anchor in self.anchors if anchor.group not in apart)
+        return replace(own, apart=apart, anchors=anchors)
 
     def whole(self) -> "RankCalls":
         """Return all calls of the dump; reads it again if some were left out.
@@ -227,11 +244,13 @@ class RankCalls:
             return self
         state = self.path.stat()
         again = _read_again(self.path, state.st_mtime_ns, state.st_size)
-        return replace(again, keys=self.keys) if len(again.keys) == len(self.keys) else again
+        if len(again.keys) == len(self.keys):
+            again = replace(again, keys=self.keys)
+        return again if self.apart is None else again.training(self.apart)
 
 
 # Fields of the calls of a rank that have a row a call, and the others.
-_COLUMNS = ("row", "number", "ordinal", "done", "begun", "is_message")
+_COLUMNS = ("row", "number", "ordinal", "usual", "done", "begun", "is_message", "beside")
 _FIELDS = tuple(
     one.name for one in fields_of(RankCalls) if one.name not in (*_COLUMNS, "calls")
 )
@@ -239,7 +258,7 @@ _FIELDS = tuple(
 
 def _of_columns(columns: Ints, names: tuple[str, ...], own: Mapping[str, Any]) -> RankCalls:
     """Return the calls of a rank of the columns of its calls, and of its own."""
-    *flat, row, number, ordinal, done, begun, is_message = columns
+    *flat, row, number, ordinal, usual, done, begun, is_message, beside = columns
     return RankCalls(
         calls=Calls.of_columns(flat, names),
         row=row,
@@ -247,7 +266,9 @@ def _of_columns(columns: Ints, names: tuple[str, ...], own: Mapping[str, Any]) -
         ordinal=ordinal,
         done=done.astype(bool),
         begun=begun.astype(bool),
+        usual=usual,
         is_message=is_message.astype(bool),
+        beside=beside.astype(bool),
         **own,
     )
 
@@ -323,6 +344,8 @@ def of_dump(dump: Dump) -> RankCalls:
     sizes = _sizes(calls, keys)
     ordinal, sides = _ordinals(calls, keys)
     is_full = bool(len(calls)) and int(calls.record[0]) > 0
+    beside = _beside(calls, keys)
+    first = int(beside.argmin()) if len(beside) else 0  # call of the training
     messages = {side: len(places) for side, places in sides.items()}
     return RankCalls(
         rank=dump.rank,
@@ -338,13 +361,15 @@ def of_dump(dump: Dump) -> RankCalls:
         ),
         library=library,
         is_cut=dump.is_cut,
-        is_overwritten=is_full and not done[0] and not (begun & ~done).any(),
+        is_overwritten=is_full and not done[first] and not (begun & ~done).any(),
         calls=calls,
         row=rows,
         number=number,
         done=done,
         begun=begun & ~done,
         is_message=is_message,
+        beside=beside,
+        usual=_usual(calls, done, beside),
         last={key: int(own.max()) for key, own in of_group.items() if len(own)},
         sizes=sizes,
         begins=not is_full,
@@ -354,10 +379,74 @@ def of_dump(dump: Dump) -> RankCalls:
             (len(group.ranks) for group in dump.config if group.desc == _WORLD), default=0
         ),
         status=dump.status,
-        anchors=tuple(_anchors(calls, keys, number, is_collective & done, sides))
+        anchors=tuple(_anchors(calls, keys, number, is_collective & done & ~beside, sides))
         if messages
         else (),
     )
+
+
+def _beside(calls: Calls, keys: Sequence[DumpedGroup]) -> Flags:
+    """Return which calls are of threads that do not train.
+
+    The thread that trains calls groups of most descriptions; of equal ones, it is that of the
+    first call of the process, or with most calls. A thread that takes its place in most calls
+    of a group trains, too.
+    """
+    thread, others = calls.thread, np.zeros(len(calls), bool)
+    threads, counts = np.unique(thread[thread != NULL], return_counts=True)
+    if sum(threads != AUTOGRAD) < 2:  # noqa: PLR2004 - one thread, with its backward passes
+        return others
+    is_begun = int(calls.record[0]) == 0
+
+    def rank(place: int) -> tuple[int, bool, int]:
+        """Return how likely a thread is the one that trains, to compare."""
+        of = threads[place]
+        groups = np.unique(calls.group[thread == of]).tolist()
+        is_first = is_begun and bool(of == thread[0])
+        return len({keys[group].desc for group in groups}), is_first, int(counts[place])
+
+    own = [place for place, of in enumerate(threads) if of != AUTOGRAD]
+    trains = threads[max(own, key=rank)]
+    others = ~np.isin(thread, (trains, AUTOGRAD, NULL))
+    size = len(keys)
+    of_others = np.bincount(calls.group[others], minlength=size)
+    many = 2 * of_others >= np.bincount(calls.group, minlength=size)
+    beside: Flags = others & many[calls.group]
+    return beside
+
+
+def _usual(calls: Calls, done: Flags, beside: Flags) -> Ints:
+    """Return how long earlier calls of the group, operation and size of open ones took.
+
+    That is the longest of the later half; the first call of a group may have made its
+    communicator. Where no end is recorded, as with gloo, a call has ended by the end of the
+    longest interval before the next one like it. NULL where nothing tells.
+    """
+    usual = np.full(len(calls), NULL)
+    for at in np.flatnonzero(~done)[:_MOST_OPEN].tolist():
+        columns = (calls.group, calls.name, *calls.elements)
+        alike = np.logical_and.reduce([column == column[at] for column in columns])
+        alike[at + 1 :] = False
+        places = np.flatnonzero(alike & (calls.created != NULL))
+        times = [
+            int(calls.completed[one] - calls.created[one])
+            if calls.completed[one] != NULL
+            else _longest(calls.created[one : after + 1][beside[one : after + 1] == beside[at]])
+            for one, after in pairwise(places.tolist())
+            if done[one]
+        ]
+        later = times[max(1, len(times) // 2) :] or times
+        usual[at] = max(later, default=NULL)
+    return usual
+
+
+def _longest(created: Ints) -> int:
+    """Return how long after the first of some calls the longest interval between them ends."""
+    created = created[created != NULL]
+    intervals = np.diff(created)
+    if not len(intervals):
+        return NULL
+    return int(created[1 + int(intervals.argmax())] - created[0])
 
 
 @lru_cache(maxsize=1024)

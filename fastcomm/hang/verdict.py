@@ -22,6 +22,7 @@ _YOUNG_NS = 5 * _SECOND // 2
 _YOUNG_IF_LATE_NS = 5 * _SECOND
 _LATEST_S = 8
 _TIMES_INTERVAL = 4
+_TIMES_USUAL = 2
 _MOST_QUOTED = 4  # lines of logs
 _MS = 1_000_000
 ENQUEUED = "last_enqueued_collective"  # in the status of a group
@@ -100,7 +101,7 @@ class Judge:
             # Whoever left no dump may be dead, and nobody wait for it yet.
             evidence = self.evidence
             is_dark = self.job.silent or evidence.dead or evidence.deaths or self.unrecorded
-            confidence = "low" if is_dark else "high"
+            confidence = "low" if is_dark or any(self.passed()) else "high"
             return (
                 self._broken()
                 or self._by_status()
@@ -115,22 +116,49 @@ class Judge:
     # When there is no hang
 
     def is_quiet(self) -> bool:
-        """Return whether nobody is dead and nothing has been open for long."""
+        """Return whether nobody is dead and no rank has stood in a call for long.
+
+        A rank that made other calls since does not stand in it.
+        """
         if self._is_dead() or self.evidence.aborted:
             return False
         if any(line.timeout for line in self.evidence.watchdog):
             return False
         if self._stands_in_group_or_message():
             return False
-        fronts = [(rank, call) for rank, own in self.waits.fronts.items() for call in own]
-        return all(self.is_young(rank, call) for rank, call in fronts)
+        return all(
+            all(self.is_young(rank, call) for call in own) or self._goes_on(rank)
+            for rank, own in self.waits.fronts.items()
+        )
+
+    def _goes_on(self, rank: int) -> bool:
+        """Return whether a rank, or its training where threads are unknown, has just called.
+
+        Then its training is the group that it calls most.
+        """
+        calls = self.job.ranks[rank]
+        own = calls.calls
+        if (own.thread != NULL).any():
+            return not self._is_old(calls)
+        most = int(np.bincount(own.group).argmax())
+        return self.is_young(rank, calls.call(int(np.flatnonzero(own.group == most)[-1])))
+
+    def passed(self) -> Iterator[RankCall]:
+        """Yield the calls that are open for long, and that their ranks went on beside."""
+        for rank, own in self.waits.fronts.items():
+            old = [call for call in own if not self.is_young(rank, call)]
+            if old and self._goes_on(rank):
+                yield old[0]
 
     def _is_dead(self) -> bool:
         """Return whether a rank died and left no dump: others died after theirs."""
         return any(rank in self.evidence.dead for rank in self.job.silent)
 
     def is_young(self, rank: int, call: RankCall) -> bool:
-        """Return whether a call has not been open for longer than calls usually are apart."""
+        """Return whether a call has not been open for longer than calls usually are apart.
+
+        Nor for longer than earlier ones of the group, with its operation and size, took.
+        """
         calls = self.job.ranks[rank]
         now = self.moment(calls)
         if now is None or call.created == NULL:
@@ -139,7 +167,8 @@ class Judge:
         later = np.diff(created[len(created) // 2 :])
         longest = int(later.max()) if len(later) else 0
         least = _YOUNG_NS if self.is_prompt else _YOUNG_IF_LATE_NS
-        return now - call.created < max(least, _TIMES_INTERVAL * longest)
+        usual = _TIMES_USUAL * calls.usual.item(call.place)
+        return now - call.created < max(least, _TIMES_INTERVAL * longest, usual)
 
     @property
     def unrecorded(self) -> tuple[int, ...]:
@@ -156,10 +185,12 @@ class Judge:
     def age(self, rank: int) -> int | None:
         """Return for how many ns a rank has stood in its front; None where nothing tells."""
         front = self.waits.fronts.get(rank)
-        now = self.moment(self.job.ranks[rank]) if front else None
-        if not front or now is None or front[0].created == NULL:
-            return None
-        return max(0, now - front[0].created)
+        return self.age_of(front[0]) if front else None
+
+    def age_of(self, call: RankCall) -> int | None:
+        """Return how many ns ago a call was made; None where nothing tells."""
+        now = self.moment(self.job.ranks[call.rank])
+        return None if now is None or call.created == NULL else max(0, now - call.created)
 
     def moment(self, calls: RankCalls) -> int | None:
         """Return when the state of a dump was taken, in ns of its host.
@@ -563,8 +594,8 @@ class Judge:
                 return self._answer("order", waiting, stop)
             if self._failed_out_of_rhythm(ranks[0]):
                 return self._answer("order", ranks, self._first_held(ranks))
-            everywhere = self._held_up(has_dump=True)
-            return self._answer("not_arrived", everywhere, self._first_held(everywhere))
+            if everywhere := self._held_up(has_dump=True):
+                return self._answer("not_arrived", everywhere, self._first_held(everywhere))
         return None
 
     def _failed_out_of_rhythm(self, rank: int) -> bool:

@@ -21,6 +21,7 @@ from fastcomm.synthetic.hangs.play import PlayedCall
 
 _SECOND = 1_000_000_000
 _TIMEOUT_MS = 600_000
+_THREAD = 139_000_428_969_984
 _NAMES = (
     "rank_{}.pickle.gz",
     "comm_lib_trace_rank_{}.gz",
@@ -41,6 +42,7 @@ class DumpForm:
     ring: int = 2_000
     is_json: bool = False
     name: str = _NAMES[0]
+    has_threads: bool = True  # whether entries tell their threads, as those since 2.8 do
     skew_ns: int = 3_000_000  # of the hosts' clocks and of the moments of the dumps
 
 
@@ -152,12 +154,16 @@ class _Recorder:
         unknown = 0 if self.form.is_json else None
         begun = played.begun <= self.moment and self.hang.has_timing and not is_member
         ended = played.ended <= self.moment and not is_member
+        if played.call.library == "gloo":  # it knows no more than that a call is over
+            begun, is_over, ended = False, ended, False
+        else:
+            is_over = ended
         times = {
             "state": "completed" if ended else "started" if begun else "scheduled",
             "time_created_ns": played.created + self.skew,
             "time_discovered_started_ns": played.begun + self.skew if begun else unknown,
             "time_discovered_completed_ns": played.ended + self.skew if ended else unknown,
-            "retired": ended,
+            "retired": is_over,
         }
         has_length = ended and self.hang.has_timing
         length = {"duration_ms": (played.ended - played.begun) / 1e6}
@@ -175,8 +181,8 @@ class _Recorder:
             "pg_id": numbers[call.group.name],
             "process_group": (call.group.name, call.group.desc),
             "thread_name": "pt_main_thread",
-            "thread_id": "139000428969984",
-            "profiling_name": f"nccl:{name}",
+            "thread_id": str(_THREAD + call.thread),
+            "profiling_name": f"{call.library}:{name}",
             "input_sizes": [list(sizes) for sizes in call.inputs],
             "input_dtypes": [call.dtype] * len(call.inputs),
             "output_sizes": [list(sizes) for sizes in call.outputs],
@@ -184,6 +190,8 @@ class _Recorder:
             "timeout_ms": _TIMEOUT_MS,
             "is_p2p": call.is_message,
         }
+        if not self.form.has_threads:
+            del entry["thread_name"], entry["thread_id"]
         return entry if self.form.is_json else {**entry, "frames": _frames(call.place)}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from fastcomm.synthetic.hangs.beside import slow_rounds, with_checkpoints
 from fastcomm.synthetic.hangs.play import NEVER, HungPlay, PlayedTurn
 from fastcomm.synthetic.hangs.program import HungLayout, StepProgram, Turn
 
@@ -18,13 +19,21 @@ HANG_FAULTS = (
     *("p2p_unmatched", "p2p_order", "group_creation"),
 )
 MESSAGE_FAULTS = ("p2p_size", "p2p_extra")  # apart: agents were measured on the others
+THREAD_FAULTS = ("beside_stuck", "beside_missing")  # while threads write checkpoints
 HEALTHY = ("running", "finished", "straggler")
+HEALTHY_BESIDE = ("checkpoint", "slow_outer")
 _STEPS = 4
 _ORDER = ("order", "mismatch_op", "mismatch_size", "mismatch_dtype")
 _TRIES = 200
+_LATER_NS = 60 * 1_000_000_000  # so that calls are open for longer than slow steps are apart
+_COMPUTE_NS, _SLOW_NS = 2_000_000, 40_000_000  # of a layer
 _LEAST = 8  # ranks
 _SECOND = 1_000_000_000
 _BEGIN = 1_795_000_000 * _SECOND
+_BESIDE = {
+    **dict.fromkeys((*THREAD_FAULTS, "checkpoint"), ("checkpoint",)),
+    "slow_outer": ("outer",),
+}
 _OTHER_OP = {
     "all_reduce": "broadcast",
     "_all_gather_base": "broadcast",
@@ -80,6 +89,7 @@ class _Planter:
             is_batched=fault != "p2p_order" and random.choice((True, False)),
             overlaps=random.choice((True, False, False)),
             gathers=fault == "mismatch_root",
+            compute_ns=_SLOW_NS if self.layout.beside == ("checkpoint",) else _COMPUTE_NS,
         )
         self.has_timing = fault == "not_started" or random.choice((True, False))
         step = {rank: program.turns(rank) for rank in range(self.layout.world)}
@@ -113,6 +123,10 @@ class _Planter:
             "running": self._healthy,
             "finished": self._healthy,
             "straggler": self._healthy,
+            "beside_stuck": self._beside,
+            "beside_missing": self._beside,
+            "checkpoint": self._checkpoint,
+            "slow_outer": self._slow_outer,
         }
         if self.fault not in plant:
             raise ValueError(f"{self.fault}: expected one of {', '.join(plant)}")
@@ -140,7 +154,7 @@ class _Planter:
         **changes: object,
     ) -> PlantedHang:
         turns = play.played
-        if self.fault not in HEALTHY and not play.hangs:
+        if self.fault not in (*HEALTHY, *HEALTHY_BESIDE) and not play.hangs:
             raise _NoFaultError
         latest = max(
             max(call.created, call.begun if call.begun < NEVER else 0)
@@ -166,6 +180,7 @@ class _Planter:
         """The host of a rank, or of all of a node, does not come to a collective."""
         place = self._place(lambda turn: len(turn.calls) == 1)
         ranks = [self.rank]
+        is_missing = self.fault.endswith("missing") or self.fault == "missing_rank"
         if self.fault == "missing_rank" and self.random.choice((True, False, False)):
             first = self.rank // 8 * 8
             ranks = [*range(first, min(first + 8, self.layout.world))]
@@ -175,8 +190,31 @@ class _Planter:
         for rank in ranks:
             length = len(self.play.steps[0][rank])
             stuck[rank] = (_STEPS - 1) * length + min(place, length - 1)
-        missing = tuple(ranks) if self.fault == "missing_rank" else ()
-        return self._result(replace(self.play, stuck=stuck), self.fault, ranks, missing=missing)
+        missing = tuple(ranks) if is_missing else ()
+        kind = "missing_rank" if is_missing else "not_arrived"
+        return self._result(replace(self.play, stuck=stuck), kind, ranks, missing=missing)
+
+    def _beside(self) -> PlantedHang:
+        """A rank is stuck, or dead, while threads write checkpoints."""
+        hang = self._stuck()
+        group = self.layout.groups["checkpoint"][0]
+        moment = hang.moment + _LATER_NS
+        turns = with_checkpoints(hang.turns, group, moment, self.random)
+        return replace(hang, turns=turns, moment=moment)
+
+    def _checkpoint(self) -> PlantedHang:
+        """Nothing is wrong: threads write checkpoints beside the steps."""
+        hang = self._healthy()
+        group = self.layout.groups["checkpoint"][0]
+        turns = with_checkpoints(hang.turns, group, hang.moment, self.random)
+        return replace(hang, turns=turns)
+
+    def _slow_outer(self) -> PlantedHang:
+        """Nothing is wrong: an exchange beside the steps takes as long as every time."""
+        step = {rank: own[: len(self.last[rank])] for rank, own in self.play.played.items()}
+        rounds = slow_rounds(step, self.layout.groups["outer"][0], self.random)
+        moment = rounds.begin + int(rounds.length * (0.3 + 0.65 * self.random.random()))
+        return self._result(self.play, "none", [], turns=rounds.turns, moment=moment)
 
     def _frozen(self) -> PlantedHang:
         """The device of a rank does not begin a collective."""
@@ -389,6 +427,7 @@ def _drawn_layout(fault: str, random: Random, most: int) -> HungLayout:
     return HungLayout(
         tp=tp, dp=dp, pp=pp, ep=ep, style=random.choice(("megatron", "mesh")),
         has_hashes=random.choice((True, False, False)),
+        beside=_BESIDE.get(fault, ()),
     )  # fmt: skip
 
 

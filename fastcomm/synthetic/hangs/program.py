@@ -28,7 +28,7 @@ CallShape = tuple[int, ...]
 class HungGroup:
     """A process group of the job."""
 
-    kind: str  # world, tp, dp, pp, ep
+    kind: str  # world, tp, dp, pp, ep, checkpoint, outer
     name: str
     desc: str
     ranks: tuple[int, ...]
@@ -45,6 +45,8 @@ class HungCall:
     dtype: str = "BFloat16"
     peer: int = -1  # of a message
     place: str = "train_step"  # function that makes the call
+    library: str = "nccl"
+    thread: int = 0  # of the rank that makes the call: 0 trains
 
     @property
     def is_message(self) -> bool:
@@ -80,6 +82,7 @@ class HungLayout:
     ep: int = 1
     style: str = "megatron"
     has_hashes: bool = False  # names of groups are hashes, not numbers
+    beside: tuple[str, ...] = ()  # kinds of groups of all ranks, besides the world
 
     @property
     def world(self) -> int:
@@ -102,6 +105,7 @@ class HungLayout:
                 "pp": (tp, dp),
                 "tp": (dp, pp),
                 "ep": (tp, pp, dp // self.ep),
+                **dict.fromkeys(self.beside, ()),
             }
             for kind, key in keys.items():
                 by_kind.setdefault(kind, {}).setdefault(key, []).append(rank)
@@ -120,7 +124,7 @@ class HungLayout:
             name = str(number)
             if self.has_hashes and kind != "world":
                 name = hashlib.sha1(f"{kind}{ranks}".encode()).hexdigest()
-            desc = "default_pg" if kind == "world" else _DESCS[self.style][kind]
+            desc = "default_pg" if kind == "world" else _DESCS[self.style].get(kind, kind)
             group = HungGroup(kind=kind, name=name, desc=desc, ranks=tuple(ranks))
             yield from ((rank, group) for rank in ranks)
 

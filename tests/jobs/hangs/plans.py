@@ -36,7 +36,7 @@ class Plan:
     change: Mapping[str, Any] = field(default_factory=dict)
     members: tuple[int, ...] = ()  # of a group that is made in the step of the fault
     accept: tuple[tuple[str, tuple[int, ...]], ...] = (("none", ()),)
-    moment: str = "still"  # of the dump: still, running, late, finished
+    moment: str = "still"  # of the dump: still, running, beside, late, finished
     steps: int = 9
     timeout_s: int = 0  # of all groups; 0: longer than the job
     entries: int = 2000  # that a recorder keeps
@@ -45,6 +45,8 @@ class Plan:
     has_stacks: bool = False
     has_logs: bool = False
     has_hook: bool = False
+    slowness: int = 1  # of what a rank does beside its calls
+    checkpoint_step: int = 0  # in which a thread begins a checkpoint, with a group of its own
 
     @property
     def world(self) -> int:
@@ -343,6 +345,23 @@ def _late(plan: Plan, rng: random.Random) -> Plan:
     )  # fmt: skip
 
 
+def _checkpoint(plan: Plan, _rng: random.Random) -> Plan:
+    return replace(
+        plan, moment="beside", steps=100_000, step=8, checkpoint_step=2, slowness=10,
+        planted="a thread writes a checkpoint, which takes longer than many steps",
+    )  # fmt: skip
+
+
+def _beside(plan: Plan, rng: random.Random) -> Plan:
+    """A rank is stuck, or dead, while threads write a checkpoint."""
+    halted = (_dead if plan.name.startswith("dead") else _stuck)(plan, rng)
+    step = rng.randint(20, 60)
+    planted = f"{halted.planted}, while threads write a checkpoint"
+    return replace(
+        halted, step=step, steps=2 * step, checkpoint_step=2, slowness=10, planted=planted
+    )
+
+
 _KINDS: dict[str, Callable[[Plan, random.Random], Plan]] = {
     "stuck": _stuck,
     "two_stuck": _stuck,
@@ -369,6 +388,9 @@ _KINDS: dict[str, Callable[[Plan, random.Random], Plan]] = {
     "uneven": _uneven,
     "teardown": _teardown,
     "late": _late,
+    "checkpoint": _checkpoint,
+    "stuck_beside": _beside,
+    "dead_beside": _beside,
     "running": _running,
     "running_lost": _running_lost,
     "finished": _finished,
@@ -388,4 +410,6 @@ PLANS = (
     *("running-sub", "running-moe", "running-fsdp", "running-tpdp", "running-pipeline"),
     *("running_lost-moe", "finished-moe", "finished-ddp", "finished-tpdp"),
     *("straggler-sub", "straggler-ddp", "late-sub", "late-fsdp"),
+    *("checkpoint-sub", "checkpoint-moe", "checkpoint-ddp"),
+    *("stuck_beside-sub", "stuck_beside-moe", "stuck_beside-ddp", "dead_beside-sub"),
 )

@@ -33,6 +33,7 @@ from plans import Plan
 
 _QUIET_S = 6.0  # no rank goes on: a hang
 _TIMES_INTERVAL = 12  # ... and for so many times the longest interval before
+_BESIDE_S = 14.0  # from the start to a dump beside a checkpoint
 _LATE_S = 3.0  # of a rank that is late once: the moment of the first dump
 _LONGEST_S = 90.0
 _POLL_S = 0.05
@@ -108,6 +109,14 @@ class Launcher:
 
     def _running(self) -> list[Any]:
         return [lambda: min(self.state.step) >= self.plan.step]
+
+    def _beside(self) -> list[Any]:
+        return [
+            lambda: (
+                min(self.state.step) >= self.plan.step
+                and time.monotonic() - self.begin > _BESIDE_S
+            )
+        ]
 
     def _finished(self) -> list[Any]:
         return [lambda: all(self.state.done)]

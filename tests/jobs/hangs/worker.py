@@ -36,6 +36,8 @@ from torch.nn.parallel import DistributedDataParallel
 _LONG_S = 3600
 _LATE_S, _STRAGGLE_S = 4.0, 0.3
 _COMPUTE_S = 0.01
+_LEAST_WRITE_S, _MOST_WRITE_S = 1.0, 22.0  # of a rank's part of a checkpoint
+_MOST_SAVES = 100
 _POLL_S = 0.02
 _WIDTH = 48
 # Folders of this machine in stacks and logs.
@@ -130,7 +132,7 @@ class Job:
 
     def compute(self) -> None:
         """Do as if there was work."""
-        time.sleep(_COMPUTE_S * (0.5 + self.rng.random()))
+        time.sleep(self.plan.slowness * _COMPUTE_S * (0.5 + self.rng.random()))
 
 
 class Batches:
@@ -152,6 +154,8 @@ class Batches:
         self.remaining -= 1
         job.step += 1
         job.state.step[job.rank] = job.step
+        if job.step == job.plan.checkpoint_step:
+            threading.Thread(target=_write_checkpoint, args=(job,), daemon=True).start()
         job.at("data")
         return job.step
 
@@ -240,6 +244,18 @@ _HALTS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
+
+
+def _write_checkpoint(job: Job) -> None:
+    """Write a checkpoint beside the training, with a group that this thread makes."""
+    group = dist.new_group(group_desc="checkpoint", timeout=_timeout(job.plan))
+    for number in range(_MOST_SAVES):
+        slowest = random.Random(f"{job.plan.seed} {number}").randrange(job.plan.world)
+        dist.all_gather([torch.ones(4) for _ in range(job.plan.world)], torch.ones(4), group)
+        share = 1.0 if job.rank == slowest else 0.6 * job.rng.random()
+        time.sleep(_LEAST_WRITE_S + share * (_MOST_WRITE_S - _LEAST_WRITE_S))
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.barrier(group=group)
 
 
 # Workloads
