@@ -64,6 +64,8 @@ class RasCommunicator:
     usual: Mapping[str, int]  # what most ranks have launched, by function
     place: str
     is_complete: bool = True  # whether ranks that are not in `ranks` are unknown
+    # Function, ranks and what they have launched, of ranks that a text counts without names.
+    unnamed: tuple[tuple[str, int, int], ...] = ()
     members: tuple[int, ...] = ()  # ranks of the job by their numbers; empty if unknown
     title: str = ""  # of the group
     choices: int = 0  # groups that it may be
@@ -71,17 +73,19 @@ class RasCommunicator:
     @property
     def ahead(self) -> dict[str, int]:
         """What the ranks that have launched most have launched, by function."""
-        return {
-            function: max(usual, *(one.counts.get(function, usual) for one in self.ranks))
-            if self.ranks
-            else usual
-            for function, usual in self.usual.items()
-        }
+        ahead = {**self.usual}
+        for function, _, value in self.unnamed:
+            ahead[function] = max(ahead[function], value)
+        for function, usual in self.usual.items():
+            for rank in self.ranks:
+                ahead[function] = max(ahead[function], rank.counts.get(function, usual))
+        return ahead
 
     def arrived(self, number: int) -> set[int]:
         """Return the ranks of the job that answer and are not behind, `number` calls at least.
 
-        None where ranks have launched less: the report is older, or counts otherwise.
+        None where ranks have launched less: the report is older, or counts otherwise. Where a
+        text counts ranks without names, only those that it names.
         """
         ahead = self.ahead
         if not self.members or not ahead or sum(ahead.values()) < number:
@@ -91,7 +95,7 @@ class RasCommunicator:
             for rank in self.ranks
             if rank.problem or any(rank.counts.get(f, self.usual[f]) < ahead[f] for f in ahead)
         }
-        if self.is_complete:
+        if self.is_complete or self.unnamed:
             odd |= {*range(self.size)} - {rank.number for rank in self.ranks}
         elif self.usual != ahead:
             return set()
@@ -269,7 +273,17 @@ class _Section:
     value: int = 0  # what the ranks of the lines that follow have launched
     error: str = ""
     most: dict[str, tuple[int, int]] = field(default_factory=dict)  # ranks and value
+    many: dict[tuple[str, int], int] = field(default_factory=dict)  # ranks by function, value
     ranks: dict[int, RasRank] = field(default_factory=dict)
+
+    @property
+    def unnamed(self) -> Iterator[tuple[str, int, int]]:
+        """Function, ranks and what they have launched, of those that are not most, nor named."""
+        for (function, value), count in self.many.items():
+            counts = (rank.counts.get(function) for rank in self.ranks.values())
+            more = count - sum(own == value for own in counts)
+            if more > 0 and value != self.most[function][1]:
+                yield function, more, value
 
 
 def _of_text(file: FileText) -> RasReport:
@@ -304,6 +318,7 @@ def _of_text(file: FileText) -> RasReport:
                 _settled(rank, gone) for rank in one.ranks.values() if rank.number < size
             ),
             usual={key: value for key, (_, value) in one.most.items()},
+            unnamed=tuple(one.unnamed),
             place=one.place,
             is_complete=False,
         )
@@ -325,6 +340,7 @@ def _add_line(section: _Section, line: str, place: str) -> None:
         section.value, count = int(match[2] or 0), int(match[1])
         most = section.most.get(section.function, (0, 0))
         section.most[section.function] = max(most, (count, section.value))
+        section.many[section.function, section.value] = count
     elif match := _MISSING.match(line):
         for number in re.findall(_NUMBER, match[1]):
             _add(section, int(number), place, problem=_SILENT)
@@ -563,6 +579,12 @@ def _of_counts(
                 f"NCCL RAS: {who} {verb} launched {value} {function}, most ranks {usual}, in "
                 f"{own.subject} ({ranks[0].place or own.place}){view}"
             )
+    for function, count, value in own.unnamed:
+        have = "rank has" if count == 1 else "ranks have"
+        yield (
+            f"NCCL RAS: {count} {have} launched {value} {function}, most {own.usual[function]}, "
+            f"in {own.subject} ({own.place}); it does not name them: a report with -v does"
+        )
     is_fine = is_equal and not any(rank.problem for rank in own.ranks)
     if is_fine and is_whole and own.usual and own.is_complete and len(own.ranks) == own.size:
         yield (

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 from builders.hang_files import (
@@ -17,6 +18,7 @@ from builders.hang_files import (
     write_dumps,
 )
 
+from fastcomm.hang import ras
 from fastcomm.hang.analysis import diagnose_hang
 
 WORLD = 32
@@ -584,6 +586,38 @@ def test_text_of_a_mismatch_names_who_is_behind(tmp_path):
     folder = write_dumps(tmp_path / "other", 32, absent=7, age=600)
     (folder / "ras.txt").write_text(head + rest[rest.index("Warnings\n") :])
     assert "by the dumps, others hold the job up" in evidence_of(folder)
+
+
+@pytest.mark.parametrize(("most", "fewer"), [(4, 3), (3, 4)])
+def test_ranks_that_a_text_counts_and_does_not_name_may_be_any(tmp_path, most, fewer):
+    folder = write_dumps(tmp_path / "job", 32, absent=6, age=600)
+    named = (
+        f"  Rank 9 has launched up to operation {fewer} -- GPU 1 managed by process 1009 on "
+    )
+    lines = (
+        f"  24 ranks have launched up to operation {most}\n"
+        f"  7 ranks have launched up to operation {fewer}\n"
+    )
+    text = RAS_TEXT.replace("INCOMPLETE,MISMATCH", "MISMATCH")
+    head, _, rest = text.partition("Errors\n======")
+    rest = rest[rest.index("Warnings\n") :].partition("  30 ranks")[0]
+    (folder / "ras.txt").write_text(f"{head}{rest}{lines}{named}node 10.0.0.1\n")
+    hang = diagnose_hang(folder)
+    assert (hang.culprits, hang.confidence) == ((6,), "high")
+    line = next(one for one in hang.evidence if "it does not name them" in one)
+    assert f"6 ranks have launched {fewer} AllReduce, most {most}" in line
+    assert not any("speaks against" in one for one in hang.evidence)
+
+
+def test_whoever_may_be_among_ranks_without_names_is_not_known_to_have_launched_a_call():
+    named = ras.RasRank(number=2, counts={"AllReduce": 4})
+    own = ras.RasCommunicator(
+        name="a", size=4, ranks=(named,), usual={"AllReduce": 4}, place="ras.txt:9",
+        is_complete=False, members=(0, 4, 8, 12),
+    )  # fmt: skip
+    assert own.arrived(4) == {0, 4, 8, 12}
+    assert replace(own, unnamed=(("AllReduce", 1, 3),)).arrived(4) == {8}
+    assert replace(own, unnamed=(("AllReduce", 1, 5),)).arrived(4) == set()
 
 
 def test_packed_logs_and_stacks_count_as_others(tmp_path):
