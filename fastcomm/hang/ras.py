@@ -278,7 +278,7 @@ class _Section:
 
     @property
     def unnamed(self) -> Iterator[tuple[str, int, int]]:
-        """Function, ranks and what they have launched, of those that are not most, nor named."""
+        """Function, ranks and what they have launched, of those without names beside most."""
         for (function, value), count in self.many.items():
             counts = (rank.counts.get(function) for rank in self.ranks.values())
             more = count - sum(own == value for own in counts)
@@ -582,8 +582,9 @@ def _of_counts(
     for function, count, value in own.unnamed:
         have = "rank has" if count == 1 else "ranks have"
         yield (
-            f"NCCL RAS: {count} {have} launched {value} {function}, most {own.usual[function]}, "
-            f"in {own.subject} ({own.place}); it does not name them: a report with -v does"
+            f"NCCL RAS: {count} {have} launched {value} {function}, most "
+            f"{own.usual[function]}, in {own.subject} ({own.place}); it does not name them: a "
+            "report with -v does"
         )
     is_fine = is_equal and not any(rank.problem for rank in own.ranks)
     if is_fine and is_whole and own.usual and own.is_complete and len(own.ranks) == own.size:

@@ -669,7 +669,8 @@ class Judge:
             if not (ranks and stops):
                 continue
             is_message = all(stop.number is None for stop in stops)
-            sides = {call.op for rank in ranks for call in self.waits.fronts[rank]}
+            # Without messages of a batch that are done.
+            sides = {call.op for stop in stops for call in self.waits.stops[stop].values()}
             if is_message and len(sides) == 1:
                 # Each side may send first, or one may have left out the message before.
                 return self._answer("p2p_order", ranks, stops[0], confidence="low")

@@ -591,9 +591,7 @@ def test_text_of_a_mismatch_names_who_is_behind(tmp_path):
 @pytest.mark.parametrize(("most", "fewer"), [(4, 3), (3, 4)])
 def test_ranks_that_a_text_counts_and_does_not_name_may_be_any(tmp_path, most, fewer):
     folder = write_dumps(tmp_path / "job", 32, absent=6, age=600)
-    named = (
-        f"  Rank 9 has launched up to operation {fewer} -- GPU 1 managed by process 1009 on "
-    )
+    named = f"  Rank 9 has launched up to operation {fewer} -- GPU 1 managed by process 1009 "
     lines = (
         f"  24 ranks have launched up to operation {most}\n"
         f"  7 ranks have launched up to operation {fewer}\n"
@@ -601,7 +599,7 @@ def test_ranks_that_a_text_counts_and_does_not_name_may_be_any(tmp_path, most, f
     text = RAS_TEXT.replace("INCOMPLETE,MISMATCH", "MISMATCH")
     head, _, rest = text.partition("Errors\n======")
     rest = rest[rest.index("Warnings\n") :].partition("  30 ranks")[0]
-    (folder / "ras.txt").write_text(f"{head}{rest}{lines}{named}node 10.0.0.1\n")
+    (folder / "ras.txt").write_text(f"{head}{rest}{lines}{named}on node 10.0.0.1\n")
     hang = diagnose_hang(folder)
     assert (hang.culprits, hang.confidence) == ((6,), "high")
     line = next(one for one in hang.evidence if "it does not name them" in one)

@@ -58,6 +58,13 @@ def test_a_rhythm_that_all_ranks_of_a_circle_leave_does_not_tell_who_is_odd(tmp_
     assert hang.confidence == "low"
 
 
+def test_sides_that_both_receive_beside_a_message_that_is_done_wait_for_each_other(tmp_path):
+    # The other message of the batch is done: it does not tell who left the order.
+    planned, hang = verdict(tmp_path, "p2p_extra", 195, 16)
+    assert (hang.kind, hang.culprits, hang.confidence) == ("p2p_order", (2, 10), "low")
+    assert (hang.kind, hang.culprits) in planned.accept
+
+
 def test_a_root_that_nobody_was_before_is_blamed_with_low_confidence(tmp_path):
     # The ring is shorter than a step: no dump shows who was root of the gather before.
     planned, hang = verdict(tmp_path, "mismatch_root", 7002, 64)
