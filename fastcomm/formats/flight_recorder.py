@@ -569,11 +569,12 @@ def _threads(ids: Sequence[str], thread: Ints, names: Sequence[str], name: Ints)
 
     `ids` and `names` are the distinct ones, `thread` and `name` the place of each call's.
     """
-    if not len(thread):
-        return thread
     numbers = [int(one[:_MOST_DIGITS]) if one.isdecimal() else NULL for one in ids]
-    is_autograd = np.array([one.startswith(_AUTOGRAD_NAME) for one in names], bool)
-    return np.where(is_autograd[name], AUTOGRAD, np.array(numbers, np.int64)[thread])
+    own = np.array([*numbers, NULL], np.int64)[thread]
+    if any(one.startswith(_AUTOGRAD_NAME) for one in names):
+        is_autograd = np.array([one.startswith(_AUTOGRAD_NAME) for one in names], bool)
+        own = np.where(is_autograd[name], AUTOGRAD, own)
+    return own
 
 
 def _groups_of(

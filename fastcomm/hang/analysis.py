@@ -297,7 +297,7 @@ def _beside(judge: Judge, job: DumpedJob) -> Iterator[str]:
         (judge.passed(), "{who} made other calls since they called {call}, {age} ago"),
         (
             _of_other_threads(judge, job),
-            "a thread of {who} is in {call} for {age}, beside the one that trains",
+            "a thread of {who} has been in {call} for {age}, beside the one that trains",
         ),
     ):
         ranks: dict[tuple[DumpedGroup, int, str], list[RankCall]] = {}

@@ -393,6 +393,8 @@ def _beside(calls: Calls, keys: Sequence[DumpedGroup]) -> Flags:
     of a group trains, too.
     """
     thread, others = calls.thread, np.zeros(len(calls), bool)
+    if not len(thread) or (thread == thread[0]).all():
+        return others
     threads, counts = np.unique(thread[thread != NULL], return_counts=True)
     if sum(threads != AUTOGRAD) < 2:  # noqa: PLR2004 - one thread, with its backward passes
         return others
