@@ -15,6 +15,7 @@ from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls
 from fastcomm.hang.waits import is_for_all
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
+_SECOND = 1_000_000_000
 _MOST_RANKS = 16  # that are compared where no dump tells threads apart
 _MOST_CALLS = 4  # of a group
 NamedCall = tuple[str, str]  # description of the group, and operation
@@ -35,7 +36,8 @@ def _apart(job: DumpedJob) -> frozenset[DumpedGroup]:
 
     Ranks of such a group called it between other calls of another group each, and went on: one
     thread makes calls of both in one order, or stands in them. Or several ranks called it, as
-    never before, behind other open calls each: a fault makes one rank leave its order.
+    never before, behind other open calls each, or seconds later each: a fault makes one rank
+    leave its order.
     """
     some = (
         calls.whole()
@@ -43,13 +45,13 @@ def _apart(job: DumpedJob) -> frozenset[DumpedGroup]:
         if len(calls.row) and (calls.calls.thread == NULL).all()
     )
     members: dict[DumpedGroup, dict[int, _GroupCalls]] = {}
-    before: dict[DumpedGroup, list[NamedCall]] = {}
+    before: dict[DumpedGroup, set[tuple[NamedCall, int]]] = {}
     for calls in some:
         for key, own in _by_group(calls):
             members.setdefault(key, {})[calls.rank] = own
         for key, call in _unusual(calls):
-            before.setdefault(key, []).append(call)
-    apart = {key for key, calls in before.items() if len({*calls}) > 1}
+            before.setdefault(key, set()).add(call)
+    apart = {key for key, calls in before.items() if len(calls) > 1}
     apart |= _fewest_that_cross(members)
     descs = {key.desc for key in apart} - {*_UNNAMED}
     return frozenset(key for key in members if key in apart or key.desc in descs)
@@ -124,8 +126,8 @@ def _is_between(own: tuple[_GroupCalls, _GroupCalls], others: tuple[_GroupCalls,
     return bool((before != after).any())
 
 
-def _unusual(calls: RankCalls) -> Iterator[tuple[DumpedGroup, NamedCall]]:
-    """Yield the groups of open calls with the open call of another group right before each.
+def _unusual(calls: RankCalls) -> Iterator[tuple[DumpedGroup, tuple[NamedCall, int]]]:
+    """Yield the groups of open calls, with the open call before and how many s it is earlier.
 
     Only where the rank has called the latter before, and never the former right behind it.
     """
@@ -136,7 +138,8 @@ def _unusual(calls: RankCalls) -> Iterator[tuple[DumpedGroup, NamedCall]]:
             continue
         usual = [*pairwise(names[:at])]
         if names[at - 1] in names[: at - 1] and (names[at - 1], names[at]) not in usual:
-            yield calls.key(at), names[at - 1]
+            later = int(calls.calls.created[at] - calls.calls.created[at - 1])
+            yield calls.key(at), (names[at - 1], later // _SECOND)
 
 
 def beside(job: DumpedJob, trains: DumpedJob) -> Iterator[RankCall]:
