@@ -449,8 +449,8 @@ def _note(counts: MatchCounts, ungrouped_: Ungrouped) -> str | None:
         notes.append(
             f"{counted(counts.dropped, 'event')} of known groups not matched across ranks: the "
             "ranks recorded no step in common, or their sequences contradict each other in "
-            "steps or ends, or repeat themselves, so that several places fit; sequence numbers "
-            "or steps that all ranks record would tell"
+            "steps, ends or sequence numbers, or repeat themselves, so that several places "
+            "fit; sequence numbers or steps that all ranks count alike would tell"
         )
     if counts.alone:
         notes.append(

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.ranks.clocks import matched_end_offsets, offset_by_row, offsets
+from fastcomm.ranks.numbers import doubts
 from fastcomm.ranks.sequences import (
     APART_NS,
     MAX_MISSING,
@@ -37,6 +38,7 @@ from fastcomm.ranks.sequences import (
     Repeats,
     align_by_end,
     align_by_order,
+    are_contradictory,
     item_codes,
     nearest,
     offset,
@@ -139,7 +141,16 @@ def match(calls: CollectiveCalls) -> Matches:
     apart = _ENDS_APART[calls.op]
     series = _series(_numbered_by_id(calls), apart)
     instance, unnumbered = _by_number(series)
-    done, dropped = int(instance.max(initial=NONE)) + 1, 0
+    dropped = 0
+    if doubt := doubts(calls, instance, apart):
+        calls, series = (
+            _without_numbers(columns, doubt.is_wrong) for columns in (calls, series)
+        )
+        instance, unnumbered = _by_number(series)
+        is_unclear = doubt.is_unclear & (instance != NONE)
+        instance[is_unclear] = NONE
+        dropped = int(is_unclear.sum())
+    done = int(instance.max(initial=NONE)) + 1
     numbered = instance != NONE
     for ends_apart in (False, True):
         rows = unnumbered[apart[unnumbered] == ends_apart]
@@ -167,6 +178,12 @@ def match(calls: CollectiveCalls) -> Matches:
         numbered=numbered,
         unlike=unlike,
     )
+
+
+def _without_numbers(calls: CollectiveCalls, is_wrong: Flags) -> CollectiveCalls:
+    """Return the calls without some of their numbers, and the ids that have them."""
+    ids = None if calls.call_id is None else np.where(is_wrong, NULL, calls.call_id)
+    return replace(calls, seq=np.where(is_wrong, NULL, calls.seq), call_id=ids)
 
 
 def _numbered_by_id(calls: CollectiveCalls) -> CollectiveCalls:
@@ -525,20 +542,21 @@ def places(reference: Stream, own: Stream) -> Ints | Refusal:
     if min(len(reference), len(own)) < LEAST:
         return "few"
     code = item_codes(np.append(reference.op, own.op), np.append(reference.size, own.size))
-    reference_code, own_code = np.split(code, [len(reference)])
-    if np.array_equal(reference_code, own_code):
-        place = np.arange(len(own))
-        if _agree(reference, own, place):
-            return place
-    ahead = offset(
-        Items(reference_code, reference.stop, reference.step),
-        Items(own_code, own.stop, own.step),
+    codes = np.split(code, [len(reference)])
+    items, own_items = (
+        Items(part, stream.stop, stream.step)
+        for part, stream in zip(codes, (reference, own), strict=True)
     )
     apart = reference.tolerance_ns
-    place = nearest((reference_code, reference.stop), (own_code, own.stop - ahead), apart)
+    if np.array_equal(codes[0], codes[1]):
+        place = np.arange(len(own))
+        if _agree(items, own_items, place, apart):
+            return place
+    ahead = offset(items, own_items)
+    place = nearest(items[:2], own_items.earlier(ahead)[:2], apart)
     if not _is_one_sequence(place, _comparable(reference, own)):
-        return "ends" if np.array_equal(np.sort(reference_code), np.sort(own_code)) else "order"
-    return place if _agree(reference, own, place) else "ends"
+        return "ends" if np.array_equal(np.sort(codes[0]), np.sort(codes[1])) else "order"
+    return place if _agree(items, own_items, place, apart) else "ends"
 
 
 def _comparable(first: Stream, second: Stream) -> tuple[int, int]:
@@ -573,19 +591,23 @@ def _is_one_sequence(place: Ints, lengths: tuple[int, int]) -> bool:
     )
 
 
-def _agree(reference: Stream, own: Stream, place: Ints) -> bool:
-    """Whether ends agree, and most steps; without steps, whether no other place fits."""
+def _agree(items: Items, own: Items, place: Ints, apart: int) -> bool:
+    """Whether ends agree, and most steps; without steps, whether no other place fits.
+
+    Ends of one collective may be `apart` ns apart.
+    """
     common = np.flatnonzero(place != NONE)
     other = place[common]
-    late = own.stop[common] - reference.stop[other]
-    deviation = np.abs(late - _lower_median(late))
-    if deviation.max() > reference.tolerance_ns:
+    late = own.stop[common] - items.stop[other]
+    ahead = int(_lower_median(late))
+    deviation = np.abs(late - ahead)
+    if deviation.max() > apart:
         return False
-    steps = own.step[common], reference.step[other]
+    steps = own.step[common], items.step[other]
     if all((step != NULL).all() for step in steps):
-        return bool(2 * (steps[0] == steps[1]).sum() > len(common))
-    items = Items(item_codes(reference.op, reference.size), reference.stop, reference.step)
-    return Repeats(items).exclude(int(spread_of(deviation)), int(_lower_median(late)))
+        is_equal = bool(2 * (steps[0] == steps[1]).sum() > len(common))
+        return is_equal and not are_contradictory(items, own, ahead)
+    return Repeats(items).exclude(int(spread_of(deviation)), ahead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from fastcomm.trace.columns import block_lengths
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import NONE, NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Floats, Ints
 
 # Number of items that a rank may miss; with more missing, it is not aligned.
 MAX_MISSING = 64
 # Maximum difference between the ends of one collective on aligned clocks.
 APART_NS = 250_000
 # Tolerance of clock offsets, and the number of items used to estimate an offset.
-_AGREE_NS = 200_000
+_AGREE_NS, _LEAST_AGREE_NS = 200_000, 10_000
 _SAMPLE = 256
 # For operations that may end at different times: ends within NEAR_NS agree; a share of
 # MOST_AGREE agreeing ends is not by chance.
@@ -37,12 +37,21 @@ _ALIKE = 0.95  # share of equal codes
 # Ends of one collective differ by about this much: agreement below says nothing.
 _NOISE_NS = 5_000
 # Clocks of hosts that something sets are not further apart.
-_NEAR_CLOCKS_NS = 1_000_000
+NEAR_CLOCKS_NS = 1_000_000
 _HARDLY = 25  # times as far are other places apart
 # A few steps of different lengths may look alike by chance, but not that much.
-_SURE_NS = 20_000
+SURE_NS = 20_000
+# Ends of more different steps are compared with those of others, whatever their numbers are.
+_SAME_NS = 50_000
+# Where other items are compared, nine of ten ends deviate more: by this factor from so many
+# items on. Below the resolution of times no deviation is smaller than another.
+_CLEARER = ((64, 1.6), (16, 2.5), (6, 4.0))
+_CLEARER_THAN_CLOCKS = 2  # times as much, where clocks agree
+_RESOLUTION_NS = 1_000
+_MOST_DRIFT = 1e-4  # of two clocks, ns per ns
 _FEW, _COMPARED = 16, 64  # items of a shift
 _MOST_ITEMS = 4096  # of a sequence, in which its period is searched
+_MOST_OTHERS = 16  # places that are compared with one, the likely ones
 
 
 class Items(NamedTuple):
@@ -133,13 +142,14 @@ def _in_line(rows: Items) -> bool:
     deviation = np.abs(late - ahead)
     if (deviation > _AGREE_NS).any():
         return False
+    spread = int(spread_of(deviation).max())
     most = int(np.abs(ahead).max())
     repeats = Repeats(Items(*(column[0] for column in rows)))
     if (rows.step != NULL).all():
         is_equal = 2 * (rows.step == rows.step[0]).sum(axis=1) > rows.step.shape[1]
-        is_near = most <= _NEAR_CLOCKS_NS or repeats.exclude_by_clock(most)
-        return is_near and bool(is_equal.all())
-    return repeats.exclude(int(spread_of(deviation).max()), most)
+        is_near = most <= NEAR_CLOCKS_NS or repeats.exclude_by_clock(most)
+        return is_near and spread <= _SAME_NS and bool(is_equal.all())
+    return repeats.exclude(spread, most)
 
 
 class Repeats:
@@ -152,9 +162,9 @@ class Repeats:
     @cached_property
     def _others(self) -> tuple[Ints, Ints]:
         """How much later each other place is, and how far ends deviate there, ns."""
-        later, spread, _ = _shifted(self._items, self._items)
-        is_other = later != 0
-        return later[is_other], spread[is_other]
+        shifts = _shifted(self._items, self._items)
+        is_other = shifts.ahead != 0
+        return shifts.ahead[is_other], shifts.spread[is_other]
 
     def exclude(self, spread: int, ahead: int) -> bool:
         """Return whether a rank fits where it was aligned, and in none of these places.
@@ -185,7 +195,7 @@ def spread_of(deviation: Ints) -> Ints:
 
 def _is_better(spread: int, others: Ints) -> bool:
     """Whether ends deviate little, and by much less than elsewhere."""
-    return spread <= _SURE_NS and _BETTER * max(spread, _NOISE_NS) <= int(others.min())
+    return spread <= SURE_NS and _BETTER * max(spread, _NOISE_NS) <= int(others.min())
 
 
 def _is_near(ahead: int, others: Ints) -> bool:
@@ -193,16 +203,19 @@ def _is_near(ahead: int, others: Ints) -> bool:
     return _BETTER * abs(ahead) <= int(np.abs(others).min())
 
 
-def _shifted(common: Items, own: Items, least: int | None = None) -> tuple[Ints, Ints, Ints]:
+class _Shifts(NamedTuple):
+    """Shifts of two sequences at which their codes are equal; an element per shift."""
+
+    ahead: Ints  # of the second clock, ns
+    spread: Ints  # usual deviation from that, see `spread_of`, ns
+    count: Ints  # of overlapping items
+    places: Ints  # place in the first sequence of the second one's first item
+
+
+def _shifted(common: Items, own: Items, least: int | None = None) -> _Shifts:
     """Compare two sequences at each shift by some items at which their codes are equal.
 
-    Returns
-    -------
-    tuple of three Ints
-        How far the second clock is ahead of the first, and the usual deviation from that, ns;
-        how many items overlap; an element per shift. At least half of the shorter sequence has
-        to overlap, or `least` items.
-
+    At least half of the shorter sequence has to overlap, or `least` items.
     """
     (code, stop, _), (own_code, own_stop, _) = (
         Items(*(column[:_MOST_ITEMS] for column in items)) for items in (common, own)
@@ -222,7 +235,55 @@ def _shifted(common: Items, own: Items, least: int | None = None) -> tuple[Ints,
         shift, first, last = shift[is_alike], first[is_alike], last[is_alike]
     late = own_stop[row[is_alike]] - stop[place[is_alike]]
     middle = np.median(late, axis=1).astype(np.int64) if len(late) else np.empty(0, np.int64)
-    return middle, spread_of(late - middle[:, None]), last - first
+    return _Shifts(middle, spread_of(late - middle[:, None]), last - first, shift)
+
+
+def are_clearer(common: Items, own: Items, place: Ints, other: Ints, factor: float = 1) -> bool:
+    """Return whether ends agree clearly better at the other places of a rank's items.
+
+    They do if the ends of both the rank's items and the common items that have a match in
+    either way deviate clearly less from a clock with constant drift.
+
+    Parameters
+    ----------
+    common, own
+        Items of the common sequence, and of the rank.
+    place, other
+        Places of the rank's items in the common sequence in two ways, or NONE.
+    factor
+        Times as much as usual do ends have to deviate less.
+
+    """
+    one, two = (at != NONE for at in (place, other))
+    rows = np.flatnonzero(one & two)
+    _, first, second = np.intersect1d(place[one], other[two], return_indices=True)
+    pairs = (rows, rows), (np.flatnonzero(one)[first], np.flatnonzero(two)[second])
+    for own_rows, other_rows in pairs:
+        least = next((times for count, times in _CLEARER if len(own_rows) >= count), None)
+        if least is None:
+            return False
+        here, there = (
+            np.abs(_without_drift(own.stop[row] - common.stop[at[row]], own.stop[row]))
+            for row, at in ((own_rows, place), (other_rows, other))
+        )
+        larger, smaller = (np.quantile(deviation, (0.9, 0.5)) for deviation in (here, there))
+        if (
+            factor * least * max(smaller[0], _RESOLUTION_NS) > larger[0]
+            or smaller[1] > larger[1]
+        ):
+            return False
+    return True
+
+
+def _without_drift(late: Ints, time: Ints) -> Floats:
+    """Return how far each end is from a line of clock offsets over time, in ns."""
+    offsets, times = ((values - values[0]).astype(np.float64) for values in (late, time))
+    times -= float(times.mean())
+    offsets -= float(np.median(offsets))
+    slope = float(offsets @ times) / max(float(times @ times), 1.0)
+    result: Floats = offsets - min(max(slope, -_MOST_DRIFT), _MOST_DRIFT) * times
+    result -= float(np.median(result))
+    return result
 
 
 def _aheads(common: Items, own: Items) -> list[int]:
@@ -232,36 +293,72 @@ def _aheads(common: Items, own: Items) -> list[int]:
     """
     if _share_steps(common, own):
         return [offset(common, own)]
-    later, spread, _ = _shifted(common, own)
+    later, spread, _, places = _shifted(common, own)
     if not len(later):  # items are missing in between
         return [offset(common, own), 0]
     best, near = int(np.argmin(spread)), int(np.argmin(np.abs(later)))
     if len(later) == 1 or _is_better(int(spread[best]), np.delete(spread, best)):
         return [int(later[best])]
     is_possible = not _is_better(int(spread[best]), spread[near : near + 1])
+    at_near, at_best = (_at_shift(common, own, int(places[at])) for at in (near, best))
+    is_possible &= not are_clearer(common, own, at_near, at_best)
     is_near = _is_near(int(later[near]), np.delete(later, near))
     return [int(later[near])] if is_possible and is_near else []
 
 
-def _are_contradictory(common: Items, own: Items, ahead: int) -> bool:
+def are_contradictory(common: Items, own: Items, ahead: int) -> bool:
     """Whether ends agree elsewhere much better than where numbers of steps say.
 
     Profilers that start in different steps may number these from their own start. Clocks that
     nearly agree where the numbers say are no such case; there a clock is `ahead`, ns.
     """
-    if abs(ahead) <= _NEAR_CLOCKS_NS or not _share_steps(common, own):
+    if not _share_steps(common, own):
         return False
-    later, spread, _ = _shifted(common, own, _FEW)
+    later, spread, _, places = _shifted(common, own, _FEW)
     if len(later) < 2:  # noqa: PLR2004
         return False
     here = int(np.argmin(np.abs(later - ahead)))
+    at = _at_shift(common, own, int(places[here]))
+    if abs(ahead) <= NEAR_CLOCKS_NS:
+        return _are_places_clearer(common, own, at, (places, spread), _CLEARER_THAN_CLOCKS)
     is_better = (2 * spread <= spread[here]) & (spread[here] > _NOISE_NS)
     is_near = _BETTER * np.abs(later) <= abs(ahead)
     # Where ends agree everywhere, nearly equal clocks are hardly by chance.
     is_equal = np.abs(later) * _HARDLY <= np.diff(np.sort(later)).min()
     is_alike = (spread <= max(spread[here], _NOISE_NS)) & is_equal
-    is_sure = _is_better(int(np.delete(spread, here).min()), spread[here : here + 1])
-    return is_sure or bool((is_better & is_near).any() or is_alike.any())
+    if (is_better & is_near).any() or is_alike.any():
+        return True
+    return _are_places_clearer(common, own, at, (places, spread))
+
+
+def clearer_places(common: Items, own: Items, place: Ints, factor: float = 1) -> bool:
+    """Return whether ends agree clearly better at other places of a rank's items.
+
+    `place` and `factor` are those of `are_clearer`.
+    """
+    _, spread, _, places = _shifted(common, own, _FEW)
+    return _are_places_clearer(common, own, place, (places, spread), factor)
+
+
+def _are_places_clearer(
+    common: Items, own: Items, place: Ints, others: tuple[Ints, Ints], factor: float = 1
+) -> bool:
+    """Whether ends agree clearly better at one of some shifts than at certain places.
+
+    `others` are the shifts, and the usual deviation at each, ns.
+    """
+    places, spread = others
+    likely = places[np.argsort(spread, kind="stable")[:_MOST_OTHERS]].tolist()
+    return any(
+        are_clearer(common, own, place, _at_shift(common, own, shift), factor)
+        for shift in likely
+    )
+
+
+def _at_shift(common: Items, own: Items, shift: int) -> Ints:
+    """Return the places of a rank's items, of which the first is at `shift`; else NONE."""
+    place = shift + np.arange(len(own.code))
+    return np.where((place >= 0) & (place < len(common.code)), place, NONE)
 
 
 def _aligned_ranks(items: Items, first: Ints, search: _Search) -> tuple[Ints, int]:
@@ -294,9 +391,10 @@ def _aligned_ranks(items: Items, first: Ints, search: _Search) -> tuple[Ints, in
 def _by_ends(common: Items, own: Items, repeats: Repeats) -> _Alignment:
     """Align by ends; by order if ends disagree but all codes are equal."""
     first = offset(common, own)
-    if _are_contradictory(common, own, first):
-        own = own._replace(step=np.full_like(own.step, NULL))
-        first = offset(common, own)
+    if are_contradictory(common, own, first):
+        result = _by_ends(common, _without_numbers(own), repeats)
+        has_place = result is not None and _have_equal_bounds(common, own, result[0])
+        return result if has_place else None
     if (result := _at(common, own, first, repeats)) is not None:
         return result
     aheads = _aheads(common, own)
@@ -308,6 +406,19 @@ def _by_ends(common: Items, own: Items, repeats: Repeats) -> _Alignment:
     if has_order and _is_right(common, own, place, repeats):
         return place, own.stop - aheads[0]
     return None
+
+
+def _without_numbers(own: Items) -> Items:
+    """Return items of unknown steps."""
+    return own._replace(step=np.full_like(own.step, NULL))
+
+
+def _have_equal_bounds(common: Items, own: Items, place: Ints) -> bool:
+    """Whether steps of a rank are steps of the others, maybe with other numbers."""
+    rows = np.flatnonzero(place != NONE)
+    rows = rows[(own.step[rows] != NULL) & (common.step[place[rows]] != NULL)]
+    _, counts = np.unique(own.step[rows] - common.step[place[rows]], return_counts=True)
+    return bool(counts.max(initial=0) >= _ALIKE * len(rows))
 
 
 def _at(common: Items, own: Items, ahead: int, repeats: Repeats) -> _Alignment:
@@ -326,7 +437,10 @@ def _is_right(common: Items, own: Items, place: Ints, repeats: Repeats) -> bool:
         return bool(2 * (steps[0] == steps[1]).sum() > len(rows))
     late = own.stop[rows] - common.stop[place[rows]]
     ahead = int(np.median(late)) if len(rows) else 0
-    return repeats.exclude(int(spread_of(late - ahead)), ahead)
+    spread = int(spread_of(late - ahead))
+    if spread > SURE_NS and clearer_places(common, own, place, _CLEARER_THAN_CLOCKS):
+        return False
+    return repeats.exclude(spread, ahead)
 
 
 def _by_place_or_ends(common: Items, own: Items, _: Repeats) -> _Alignment:
@@ -336,9 +450,9 @@ def _by_place_or_ends(common: Items, own: Items, _: Repeats) -> _Alignment:
         return None  # no step in common
     if is_numbered:
         ahead = offset(common, own)
-        if not _are_contradictory(common, own, ahead):
+        if not are_contradictory(common, own, ahead):
             return _by_steps(common, own, ahead)
-        own = own._replace(step=np.full_like(own.step, NULL))
+        own = _without_numbers(own)
     return _by_ends_or_place(common, own)
 
 
@@ -398,9 +512,9 @@ def _at_once(common: Items, own: Items) -> Ints | None:
     if len(rows) < MOST_AGREE * len(place):
         return None
     apart = int(spread_of(own.stop[rows] - common.stop[place[rows]]))
-    if apart <= _SURE_NS:
+    if apart <= SURE_NS:
         return place
-    _, elsewhere, _ = _shifted(common, own)
+    elsewhere = _shifted(common, own).spread
     return None if (_BETTER * elsewhere <= apart).any() else place
 
 
@@ -410,8 +524,8 @@ def _aheads_by_ends(common: Items, own: Items) -> list[int] | None:
     None if they agree nowhere, or too few for that not to be by chance; empty if they agree in
     several places, and clocks do not tell.
     """
-    later, spread, count = _shifted(common, own)
-    if not (spread <= np.where(count < _FEW, _SURE_NS, NEAR_NS)).any():
+    later, spread, count, _ = _shifted(common, own)
+    if not (spread <= np.where(count < _FEW, SURE_NS, NEAR_NS)).any():
         return None
     best, near = int(np.argmin(spread)), int(np.argmin(np.abs(later)))
     least = _BETTER * max(int(spread[best]), _NOISE_NS)
@@ -476,8 +590,19 @@ def _aligned_parts(common: Items, own: Items, apart: int) -> Ints | None:
 def _with_few_missing(
     common: Items, own: Items, apart: int, is_expected: NDArray[np.bool_]
 ) -> Ints | None:
-    """Return places by code and end; None if too many of the expected items have none."""
-    place = nearest(common[:2], own[:2], apart)
+    """Return places by code and end; None if too many of the expected items have none.
+
+    Items of numbered steps that only one of the two has are no candidates: of dense sequences,
+    more items would match with each one moved.
+    """
+    if (own.step != NULL).all() and (common.step != NULL).all():
+        rows = np.flatnonzero(is_expected)
+        others = np.flatnonzero(np.isin(common.step, own.step))
+        within = nearest(common.of(others)[:2], own.of(rows)[:2], apart)
+        place = np.full(len(own.code), NONE, np.int64)
+        place[rows] = np.where(within == NONE, NONE, np.append(others, NONE)[within])
+    else:
+        place = nearest(common[:2], own[:2], apart)
     missing, expected = int((place[is_expected] == NONE).sum()), int(is_expected.sum())
     return None if missing > min(MAX_MISSING, expected // 2) else place
 
@@ -562,10 +687,27 @@ def offset(common: Items, own: Items) -> int:
     ahead = np.sort(own.stop[own_row[same]] - common.stop[place[same]])
     if not len(ahead):
         return 0
-    agree = np.searchsorted(ahead, ahead + _AGREE_NS, side="right") - np.arange(len(ahead))
+    near = min(_agreement_ns(common), _agreement_ns(own))
+    agree = np.searchsorted(ahead, ahead + near, side="right") - np.arange(len(ahead))
     best = np.flatnonzero(agree == agree.max())
     middle = ahead[best + (agree.max() - 1) // 2]
     return int(middle[np.argmin(np.abs(middle))])
+
+
+def _agreement_ns(items: Items) -> int:
+    """Return how far offsets by equal items may differ: less than ends of successive items."""
+    if len(items.stop) < 2:  # noqa: PLR2004 - no gap
+        return _AGREE_NS
+    gap = float(np.median(np.diff(items.stop)))
+    return int(np.clip(gap / 2, _LEAST_AGREE_NS, _AGREE_NS))
+
+
+def places_by_step(common: Items, own: Items) -> Ints | None:
+    """Return places by numbers of steps where clocks nearly agree; None if they do not."""
+    ahead = offset(common, own)
+    if not _share_steps(common, own) or abs(ahead) > NEAR_CLOCKS_NS:
+        return None
+    return _aligned_parts(common, own.earlier(ahead), APART_NS)
 
 
 def _pairs_by_step(common: Items, own: Items) -> tuple[Ints, Ints]:

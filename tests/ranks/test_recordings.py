@@ -124,3 +124,48 @@ def test_no_message_is_matched_with_that_of_another_step(windows, jitter, ahead,
         assert (call[sender] == call[receiver]).all()
         if marks:
             assert found.count == len(set(ranks[0][0].tolist()) & set(ranks[1][0].tolist()))
+
+
+@pytest.mark.parametrize("calls", [20, 50])
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("ahead", [0, -7_300_000, 10**12])
+def test_calls_close_to_each_other_are_matched_in_equal_steps(calls, windows, ahead):
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        ends, step = job(0.01, seed, irregular=0.5)
+        ends = ends // 10  # a call each 50 us, less than ends of one may differ by
+        ranks = both(ends, step, windows, ahead, (2_000, 2_000), random)
+        found = matched_places(
+            [np.sort(stop) for _, stop, _ in ranks], [steps for *_, steps in ranks]
+        )
+        pairs = [(ranks[0][0][a], ranks[1][0][b]) for a, b in found]
+        assert all(one == other for one, other in pairs)
+        assert len(pairs) == len(set(ranks[0][0].tolist()) & set(ranks[1][0].tolist()))
+
+
+@pytest.mark.parametrize("jitter", [0.005, 0.01, 0.02])
+@pytest.mark.parametrize("ahead", [-7_300_000, 10**12])
+@pytest.mark.parametrize("windows", [((8, 13), (10, 15)), ((2, 11), (3, 12))])
+@pytest.mark.parametrize("scale", [1, 5, 0.1])
+def test_ends_that_agree_better_elsewhere_contradict_numbers(jitter, ahead, windows, scale):
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        ends, step = job(jitter, seed, irregular=seed / 5)
+        noise = 1_000 if scale < 1 else 2_000
+        ends = (ends / scale).astype(np.int64)
+        ranks = both(ends, step, windows, ahead, (noise, noise), random)
+        own = [steps - steps[0] for _, _, steps in ranks]
+        found = matched_places([np.sort(stop) for _, stop, _ in ranks], own)
+        assert all(ranks[0][0][a] == ranks[1][0][b] for a, b in found)
+
+
+def test_noise_and_drift_of_clocks_do_not_contradict_numbers():
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        ends, step = job(0.001, seed)
+        ranks = both(ends, step, ((8, 13), (9, 14)), 10**12, (0, 0), random)
+        late = random.exponential(2_000, len(ranks[1][1]))
+        stop = np.sort((ranks[1][1] * (1 + 3e-5) + late).astype(np.int64))
+        found = matched_places([ranks[0][1], stop], [steps for *_, steps in ranks])
+        assert len(found) == 5 * CALLS
+        assert all(ranks[0][0][a] == ranks[1][0][b] for a, b in found)

@@ -218,7 +218,7 @@ def ranks_of(devices: Sequence[ProcessDevice]) -> tuple[tuple[int, ...], tuple[s
     Labels in which one number differs, such as "[TP01-PP00]", state ranks; others are numbered
     in order.
     """
-    others = unused([str(device) for device in devices if not device.is_rank])
+    others = _unused(devices)
     devices = [device for device in devices if device.is_rank]
     names = ", ".join(map(str, devices))
     ranks = _stated_ranks([device.label for device in devices])
@@ -236,6 +236,11 @@ def ranks_of(devices: Sequence[ProcessDevice]) -> tuple[tuple[int, ...], tuple[s
         "nothing of the host is known: neither marks of steps nor causes of idle time"
     )
     return ranks, (text, lacking, *others) if unknown else (text, *others)
+
+
+def _unused(devices: Sequence[ProcessDevice]) -> tuple[str, ...]:
+    """Return the warning about devices that are no ranks; empty without one."""
+    return unused([str(device) for device in devices if not device.is_rank])
 
 
 def _stated_ranks(labels: Sequence[str]) -> tuple[int, ...]:
@@ -288,7 +293,7 @@ def of_one_rank(scanned: Scanned) -> tuple[Scanned, tuple[ProcessDevice, ...], t
     (device,) = devices
     names = (_text(code, scanned.texts) for code in np.unique(scanned.columns["process"]))
     device = replace(device, hosts=device.hosts or tuple(names))
-    notes = unused([str(one) for one in every if not one.is_rank])
+    notes = _unused(every)
     return part_of(scanned, device), (), notes
 
 

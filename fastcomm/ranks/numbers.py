@@ -1,0 +1,131 @@
+"""Check sequence numbers of collectives against steps and clocks.
+
+Numbers count the calls of a group from its creation, so that they are equal on all ranks. But
+some tools count from the start of a recording, which may differ between ranks. Then marks of
+steps or clocks contradict them, and the ends of collectives decide.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fastcomm.ranks.sequences import (
+    NEAR_CLOCKS_NS,
+    SURE_NS,
+    Items,
+    are_clearer,
+    clearer_places,
+    item_codes,
+    places_by_step,
+    spread_of,
+)
+from fastcomm.trace.columns import block_starts
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
+
+if TYPE_CHECKING:
+    from fastcomm.ranks.matching import CollectiveCalls
+
+
+class Doubts(NamedTuple):
+    """Which calls have a number that cannot be right; a value per call."""
+
+    is_wrong: Flags  # ends disprove it: the collective is to be found without it
+    is_unclear: Flags  # steps and clocks contradict it, and nothing decides
+
+
+def doubts(calls: "CollectiveCalls", instance: Ints, ends_apart: Flags) -> Doubts | None:
+    """Return the calls with doubtful numbers; None without any.
+
+    Parameters
+    ----------
+    calls
+        Of all ranks.
+    instance
+        The collective of each call by its number, or NONE.
+    ends_apart
+        Which calls may end on one rank before another: their ends tell nothing.
+
+    """
+    rows = np.flatnonzero((instance != NONE) & ~ends_apart)
+    if not len(rows) or not _may_be_wrong(calls, rows, instance[rows]):
+        return None
+    wrong, unclear = set[int](), set[tuple[int, int]]()
+    for group, members in _groups(calls, rows):
+        reference = max(members, key=lambda own: (len(own), -int(calls.rank[own[0]])))
+        for own in members:
+            if own is reference:
+                continue
+            verdict = _verdict(calls, instance, reference, own)
+            if verdict == "wrong":
+                wrong.add(group)
+            elif verdict == "unclear":
+                unclear.add((group, int(calls.rank[own[0]])))
+    is_wrong = np.isin(calls.group, list(wrong))
+    is_unclear = np.zeros(len(is_wrong), np.bool_)
+    for group, rank in unclear:
+        is_unclear |= (calls.group == group) & (calls.rank == rank) & ~is_wrong
+    return Doubts(is_wrong, is_unclear) if wrong or unclear else None
+
+
+def _may_be_wrong(calls: "CollectiveCalls", rows: Ints, number: Ints) -> bool:
+    """Return whether members of a collective differ in steps, or their clocks much."""
+    step, stop = calls.step[rows], calls.stop[rows]
+    one = np.full(int(number.max()) + 1, NULL)
+    one[number] = step
+    other = one[number]
+    if (other != step)[(step != NULL) & (other != NULL)].any():
+        return True
+    one[number] = stop
+    return bool((np.abs(one[number] - stop) > NEAR_CLOCKS_NS).any())
+
+
+def _groups(calls: "CollectiveCalls", rows: Ints) -> Iterator[tuple[int, list[Ints]]]:
+    """Yield each group of several ranks, and the rows of each rank sorted by end."""
+    rows = rows[np.lexsort((calls.stop[rows], calls.rank[rows], calls.group[rows]))]
+    for of_group in np.split(rows, block_starts(calls.group[rows])[1:]):
+        members = np.split(of_group, block_starts(calls.rank[of_group])[1:])
+        if len(members) > 1:
+            yield int(calls.group[of_group[0]]), members
+
+
+def _verdict(calls: "CollectiveCalls", instance: Ints, reference: Ints, own: Ints) -> str:
+    """Return "wrong", "unclear" or "right" for the numbers of a rank, compared with another's.
+
+    `reference` and `own` are the rows of both ranks in one group, sorted by end.
+    """
+    both, both_own, common = np.intersect1d(
+        instance[reference], instance[own], return_indices=True
+    )
+    if not len(both):
+        return "right"
+    late = calls.stop[own[common]] - calls.stop[reference[both_own]]
+    ahead = int(np.median(late))
+    steps = calls.step[reference[both_own]], calls.step[own[common]]
+    is_known = (steps[0] != NULL) & (steps[1] != NULL)
+    differs = 2 * int((steps[0] != steps[1])[is_known].sum()) > len(both)
+    is_far = abs(ahead) > NEAR_CLOCKS_NS
+    if not differs and (not is_far or int(spread_of(late - ahead)) <= SURE_NS):
+        return "right"
+    items, others = _items(calls, reference, own)
+    place = np.full(len(own), NONE, np.int64)
+    place[common] = both_own
+    if clearer_places(items, others, place):
+        return "wrong"
+    if not differs or not is_far:
+        return "right"
+    by_step = places_by_step(items, others)
+    if by_step is None or are_clearer(items, others, by_step, place):
+        return "right"
+    return "unclear"
+
+
+def _items(calls: "CollectiveCalls", reference: Ints, own: Ints) -> tuple[Items, Items]:
+    """Return the calls of two ranks as sequences."""
+    rows = np.append(reference, own)
+    code = np.split(item_codes(calls.op[rows], calls.size[rows]), [len(reference)])
+    one, other = (
+        Items(codes, calls.stop[part], calls.step[part])
+        for codes, part in zip(code, (reference, own), strict=True)
+    )
+    return one, other

@@ -1,0 +1,66 @@
+"""Test sequence numbers that steps and clocks contradict."""
+
+import numpy as np
+import pytest
+
+from fastcomm.ranks.matching import CollectiveCalls, match
+from fastcomm_kernels.arrays import NONE, NULL
+
+PER_STEP, STEP_NS = 10, 10_000_000
+
+
+def calls(jitter, ahead, first, steps=(4, 6), known=True):
+    """Calls of two ranks that recorded steps from these on, numbered from `first` on."""
+    random = np.random.default_rng(7)
+    length = STEP_NS + jitter * random.uniform(-1, 1, 20)
+    begin = np.cumsum(length) - length
+    ends = (begin[:, None] + length[:, None] * np.arange(PER_STEP) / PER_STEP).ravel()
+    step = np.repeat(np.arange(20), PER_STEP)
+    rows = [np.flatnonzero((step >= from_) & (step < from_ + 6)) for from_ in steps]
+    count = len(rows[0])
+    return np.concatenate(rows), CollectiveCalls(
+        rank=np.repeat([0, 1], count),
+        group=np.zeros(2 * count, np.int64),
+        op=np.zeros(2 * count, np.int64),
+        seq=np.concatenate([at + np.arange(count) for at in first]),
+        size=np.full(2 * count, 4096),
+        stop=np.concatenate([ends[rows[0]], ends[rows[1]] + ahead]).astype(np.int64),
+        step=step[np.concatenate(rows)] if known else np.full(2 * count, NULL),
+    )
+
+
+def pairs(row, matches):
+    members = {}
+    for at, number in zip(row.tolist(), matches.instance.tolist(), strict=True):
+        if number != NONE:
+            members.setdefault(number, []).append(at)
+    return list(members.values())
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("ahead", [0, 10**9])
+def test_ends_disprove_numbers_that_count_from_the_start_of_a_recording(ahead, known):
+    row, own = calls(100_000, ahead, first=(0, 0), known=known)
+    found = pairs(row, match(own))
+    assert all(one == other for one, other in found)
+    assert len(found) == 4 * PER_STEP * (known or not ahead)
+
+
+def test_numbers_that_steps_and_clocks_contradict_match_nothing_without_jitter():
+    _, own = calls(0, 0, first=(0, 0))
+    matches = match(own)
+    assert not matches.count
+    assert matches.dropped == 6 * PER_STEP
+
+
+@pytest.mark.parametrize("jitter", [0, 100_000])
+@pytest.mark.parametrize("ahead", [0, 10**9])
+@pytest.mark.parametrize("anew", [True, False])
+def test_right_numbers_are_right_whatever_steps_say(jitter, ahead, anew):
+    row, own = calls(jitter, ahead, first=(40, 60))
+    if anew:  # each rank numbers its steps from 0 on
+        steps = np.where(own.rank == 0, own.step - 4, own.step - 6)
+        own = CollectiveCalls(**{n: getattr(own, n) for n in own.__slots__} | {"step": steps})
+    found = [members for members in pairs(row, match(own)) if len(members) > 1]
+    assert all(one == other for one, other in found)
+    assert len(found) == 4 * PER_STEP
