@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache, partial
 from typing import NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastcomm import regexes
 from fastcomm.idle.causes import (
@@ -92,9 +93,18 @@ class HostActivity:
 
     def of_lane(self, lane: int) -> Ints:
         """Return the rows of a lane, by start, outer ones first."""
-        lanes = self.events.lane[self.rows]
-        low, high = np.searchsorted(lanes, [lane, lane + 1])
+        low, high = np.searchsorted(self._lanes, [lane, lane + 1])
         return self.rows[low:high]
+
+    @cached_property
+    def _lanes(self) -> NDArray[np.int32]:
+        """Lane of each of the rows."""
+        return self.events.lane[self.rows]
+
+    @cached_property
+    def communication(self) -> Ints:
+        """Rows of communication on the host, of all threads."""
+        return self.events.rows("host_comm")
 
     @cached_property
     def _used(self) -> Ints:
@@ -161,7 +171,7 @@ class ThreadLayers:
         work = np.concatenate(
             [ops, ranges[~host.is_mark(ranges)], rows[calls & ~syncs & ~launches]]
         )
-        waiting = [rows[host.named(rows, WAITING)], events.rows("host_comm")]
+        waiting = [rows[host.named(rows, WAITING)], host.communication]
         layers = {
             **{one.name: rows[host.named(rows, one.rule)] for one in LAYERS if one.rule},
             "synchronizing": rows[syncs],
@@ -270,12 +280,15 @@ def _disjoint(start: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
     Each instant belongs to the interval around it that starts first, and of several to the
     longest.
     """
+    if len(start) < 2:  # noqa: PLR2004 - as of most of many threads
+        rows = np.flatnonzero(start < stop)
+        return rows, start[rows], stop[rows]
     order = np.lexsort((-stop, start))
     start, stop = start[order], stop[order]
     before = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(stop))[:-1]
     begin = np.maximum(start, before[: len(start)])
-    rows = begin < stop
-    return order[rows], begin[rows], stop[rows]
+    covers = begin < stop
+    return order[covers], begin[covers], stop[covers]
 
 
 def _operator_names(events: EventRows, calls: Ints, operators: Ints, names: Ints) -> Ints:

@@ -24,7 +24,7 @@ Python functions and waiting operators are causes, and the rest is `python`: a h
 operators runs the program's own code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from fastcomm.idle.causes import CAUSE, CAUSES
 from fastcomm.idle.host_activity import HostActivity, Pieces, ThreadLayers
+from fastcomm.trace.columns import block_starts
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.schema import IDLE_EVIDENCE
@@ -249,8 +250,7 @@ def _parts_on_device(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
     ]
     middle = np.clip(l0, a, b)
     lane = events.lane[launch]
-    for thread in np.unique(lane[by_host]).tolist():
-        rows = np.flatnonzero(by_host & (lane == thread))
+    for thread, rows in _by_thread(lane, np.flatnonzero(by_host)):
         layers = ThreadLayers.of(host, thread)
         drained = layers.synchronization_at(a[rows])
         is_drained = drained >= 0
@@ -265,6 +265,13 @@ def _parts_on_device(host: HostActivity, gaps: _Gaps) -> list[_Parts]:
         )
         parts += launching
     return parts
+
+
+def _by_thread(lane: NDArray[np.int32], rows: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each thread, ascending, and its rows, ascending."""
+    rows = rows[np.argsort(lane[rows], kind="stable")]
+    for own in np.split(rows, block_starts(lane[rows])[1:]) if len(rows) else ():
+        yield int(lane[own[0]]), own
 
 
 def _blamed(pieces: Pieces, drained: Ints) -> _Parts:

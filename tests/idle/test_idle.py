@@ -27,6 +27,7 @@ from fastcomm.ingest.ingest import ingest, plan
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.metrics.partial import Partial
+from fastcomm.trace.events import EventColumns
 
 HTA = path_of("critical_path/hta_metrics.json")
 
@@ -280,3 +281,30 @@ def test_names_of_ranges_tell_loading_and_garbage_collection(name, rule):
 
 def test_every_cause_is_described():
     assert tuple(BY_CAUSE) == CAUSES
+
+
+def launched_by(threads):
+    """Kernels with pauses between, each launched by a thread of its own."""
+    yield k.mark("ProfilerStep#0", 0, 20 * threads + 40)
+    for at in range(threads):
+        yield k.launch(10 + 20 * at, 1 + at, dur=5, tid=100 + at)
+        yield k.kernel("gemm", 20 + 20 * at, 10, correlation=1 + at)
+
+
+def test_the_rows_considered_grow_with_the_threads_that_launch(tmp_path, monkeypatch):
+    considered = []
+    of_kind = EventColumns.of_kind
+
+    def counted(self, *kinds, rows=None):
+        considered.append(len(self) if rows is None else len(rows))
+        return of_kind(self, *kinds, rows=rows)
+
+    totals = []
+    for threads in (50, 200):
+        path = k.write(tmp_path / f"{threads}.json", [*launched_by(threads)])
+        monkeypatch.setattr(EventColumns, "of_kind", counted)
+        compute_metrics(open_run(path), MetricsOptions())
+        monkeypatch.undo()
+        totals.append(sum(considered))
+        considered.clear()
+    assert totals[1] < 5 * totals[0]
