@@ -44,9 +44,10 @@ KEEP_NONE, KEEP_ALL, KEEP_NAMED, KEEP_LONG = range(4)
 LONG = 20_000
 # A selection is one column: these cells; then, at the places in them, a table of categories and
 # one of args; how each kind is kept; pairs of a prefix of names (eight bytes) and its mask. The
-# last cell is whether flow events are kept, instead of others.
+# last cells are whether flow events are kept, instead of others, and whether begins and ends of
+# events are, beside complete ones.
 _KINDS, _LAST_KIND, ARG_KEYS, LAST_ARG, _KEEP, OTHER = range(6)
-_PREFIXES, _PREFIXES_END, COLUMNS, DETAILS, FLOWS, _HEAD = range(6, 12)
+_PREFIXES, _PREFIXES_END, COLUMNS, DETAILS, FLOWS, HALVES, _HEAD = range(6, 13)
 
 # A thread or process that is text, not a number: this minus the code of the text.
 TEXT_LANE = -(1 << 62)
@@ -56,7 +57,11 @@ SPARE = 7
 
 # Times are less than this, so that a base time can be added.
 _FAR = 1 << 62
-INVALID = -1  # as the kind of a row: the event has invalid values
+# As the kind of a row: the event has invalid values; it is the begin of an event that is not
+# selected.
+INVALID, BEGIN = -1, -2
+# As the stop of a row: the event is the begin or the end of one, on its lane.
+AT_BEGIN, AT_END = NULL + 1, NULL + 2
 
 
 def _key(text: bytes) -> int:
@@ -68,6 +73,7 @@ _CAT, _PID, _TID, _DUR = map(_key, (b'cat"', b'pid"', b'tid"', b'dur"'))
 _NAME, _ARGS = map(_key, (b'name"', b'args"'))
 _3_BYTES, _4_BYTES, _5_BYTES = ((1 << 8 * n) - 1 for n in (3, 4, 5))
 _COMPLETE, _N = map(ord, "Xn")
+_PHASE_BEGIN, _PHASE_END = map(ord, "BE")
 _POWER = tuple(10**n for n in range(8))
 _OTHER = 1  # a phase that is not a single character
 
@@ -83,6 +89,7 @@ class ScanColumns(NamedTuple):
     detail_texts: list[bytes]  # args of few events, any value as text
     aliases: tuple[tuple[bytes, bytes], ...] = ()  # other names of args, and the names above
     flows: bool = False  # flow events rather than complete ones; `json_flows` has their columns
+    halves: bool = False  # begins and ends of events, too
 
     def width(self) -> int:
         """Return the columns of a row, with room to clear eight at a time."""
@@ -107,11 +114,12 @@ class ScanColumns(NamedTuple):
         head = np.zeros(_HEAD, np.int64)
         head[[_KINDS, ARG_KEYS, _KEEP, _PREFIXES, _PREFIXES_END]] = ends
         head[[_LAST_KIND, LAST_ARG]] = [len(table) // SLOT - 1 for table in tables]
-        head[[OTHER, COLUMNS, DETAILS, FLOWS]] = (
+        head[[OTHER, COLUMNS, DETAILS, FLOWS, HALVES]] = (
             len(self.keep) - 1,
             first + len(self.detail_texts),
             ARGS + len(self.numbers),
             self.flows,
+            self.halves,
         )
         return np.concatenate([head, *parts])
 
@@ -368,6 +376,12 @@ def known_key(text: Address, i: int) -> tuple[int, int]:
 
 
 @kernel
+def is_half(plan: Address, phase: int) -> bool:
+    """Return whether events of a phase are begins or ends, and are selected."""
+    return phase in (_PHASE_BEGIN, _PHASE_END) and get(plan, HALVES) != 0
+
+
+@kernel
 def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
     """Read the event whose brace is at `i`, and return the index behind it, or ``~index``.
 
@@ -378,8 +392,8 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
     plan
         Selection, see `ScanColumns.plan`.
     into
-        The row to write. Its KIND becomes NULL for an event that is not selected, and INVALID
-        for one with invalid values.
+        The row to write. Its KIND becomes NULL for an event that is not selected, BEGIN for
+        such a begin, and INVALID for an event with invalid values.
 
     """
     rows, at, event = into.rows, into.at, i
@@ -415,7 +429,8 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
                 put(rows, at + KIND, INVALID)
                 return skip_rest(text, end + 1, event)
             i = end + 1
-            if phase not in (0, _COMPLETE):
+            if phase not in (0, _COMPLETE) and not is_half(plan, phase):
+                put(rows, at + KIND, BEGIN if phase == _PHASE_BEGIN else NULL)
                 end = skip_rest(text, i, event)
                 if end < 0 or not has_phase(text, i, end):
                     return end
@@ -447,9 +462,12 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
             return i
     kind = get(plan, OTHER) if kind < 0 else kind
     start, length = get(rows, at + START), get(rows, at + STOP)
-    if phase != _COMPLETE or not keeps(plan, kind, text, name, max(size, 0), length):
+    is_event = phase == _COMPLETE or is_half(plan, phase)
+    if not is_event or not keeps(plan, kind, text, name, max(size, 0), length):
         return i + 1
-    if not -_FAR < start < _FAR or not 0 <= length < _FAR:
+    if phase != _COMPLETE and -_FAR < start < _FAR:
+        length = (AT_BEGIN if phase == _PHASE_BEGIN else AT_END) - start
+    elif not -_FAR < start < _FAR or not 0 <= length < _FAR:
         put(rows, at + KIND, INVALID)
         return i + 1
     if not has_args or is_only_long(plan, kind, text, name, max(size, 0)):

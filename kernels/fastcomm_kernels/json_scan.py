@@ -22,6 +22,7 @@ from fastcomm_kernels._llvm import (
 )
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.json_events import (
+    BEGIN,
     FLOWS,
     INVALID,
     KIND,
@@ -46,8 +47,9 @@ from fastcomm_kernels.string_tables import REFUSED, Strings
 # The state between two calls: index in the block to go on from, offset of the block in the
 # file, whether the block is the last; numbers of filled rows, of complete events and of broken
 # events; whether the next event must still be searched, offset of the broken event before it,
-# whether that event is only truncated; offsets of the first broken events.
-AT, BASE, LAST, ROWS, EVENTS, DROPPED, SEARCHING, BROKEN, CUT, DROPS = range(10)
+# whether that event is only truncated; number of begins of events that are not selected;
+# offsets of the first broken events.
+AT, BASE, LAST, ROWS, EVENTS, DROPPED, SEARCHING, BROKEN, CUT, BEGINS, DROPS = range(11)
 STATE_SIZE = DROPS + 8
 
 # Why `scan` returned.
@@ -217,6 +219,8 @@ def scan(
                 rows[row, OFFSET] = state[BASE] + i
                 rows[row, POSITION] = state[EVENTS] + state[DROPPED]
                 state[ROWS] = row + 1
+            elif rows[row, KIND] == BEGIN:
+                state[BEGINS] += 1
             state[EVENTS] += 1
             i = end
             continue

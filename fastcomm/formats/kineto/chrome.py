@@ -44,6 +44,7 @@ class Selection:
     detail_texts: Sequence[str]  # args that are texts and that few events have
     positions: bool = False  # whether to keep the index of each event among all in the file
     flows: bool = False  # flow events rather than complete ones, with the args of `json_flows`
+    halves: bool = False  # begins and ends of events, too; `pairs` makes whole ones of them
 
     @cached_property
     def scan_columns(self) -> json_events.ScanColumns:
@@ -56,6 +57,7 @@ class Selection:
             detail_numbers=[name.encode() for name in self.detail_args],
             detail_texts=[name.encode() for name in self.detail_texts],
             flows=self.flows,
+            halves=self.halves,
         )
 
     @cached_property
@@ -75,6 +77,7 @@ class Scanned:
     event_count: int  # complete events, kept or not
     warnings: tuple[str, ...]
     is_truncated: bool = False  # whether the text ends inside the events
+    begins: int = 0  # begins of events that were not read, as they were not selected
 
     def name(self, row: int) -> str:
         """Return the name of the event in a row."""
@@ -446,4 +449,5 @@ class _Reader:
             event_count=int(self.state[json_scan.EVENTS]),
             warnings=tuple(self.warnings),
             is_truncated=self.is_truncated,
+            begins=int(self.state[json_scan.BEGINS]),
         )
