@@ -90,6 +90,8 @@ FORMATS = {
 _NOT_MEASURED = "dpro"
 _FALLBACK = "kineto"
 _NSYS, _REPORT = "nsys", ".nsys-rep"
+_TABLE = "optable"
+_ASCEND_TIMELINE = re.compile(r"(?:trace_view|msprof[\w-]*)\.json")  # of torch_npu
 # Execution traces are expected beside Kineto traces.
 _EXPECTED = ("torch_et_", "pytorch_et_")
 _THREADS = 16
@@ -294,11 +296,26 @@ class _Sorting:
             is_dropped = not self.named.intersection(files) and all(map(is_special, files))
             if len(self.by_format) > 1 and is_dropped:
                 self.unknown += self.by_format.pop(name)
+        self._drop_ascend()
         for name in (_NOT_MEASURED, _FALLBACK):
             files = self.by_format.get(name, [])
             is_other = name == _NOT_MEASURED or all(map(module(name).is_damaged, files))
             if len(self.by_format) > 1 and is_other and not self.named.intersection(files):
                 self.unknown += self.by_format.pop(name, [])
+
+    def _drop_ascend(self) -> None:
+        """Drop timelines of torch_npu that the user did not name, if its tables are there."""
+        if _TABLE not in self.by_format:
+            return
+        files = self.by_format.pop(_FALLBACK, [])
+        dropped = [
+            path
+            for path in files
+            if path not in self.named and _ASCEND_TIMELINE.fullmatch(path.name)
+        ]
+        if others := [path for path in files if path not in dropped]:
+            self.by_format[_FALLBACK] = others
+        self.unknown += dropped
 
 
 def partials_folder(window: Path) -> Path:

@@ -16,7 +16,7 @@ from fastcomm.formats.communication import CommunicationColumns, DeviceRows
 from fastcomm.formats.config import Config
 from fastcomm.formats.kernel_names import Named
 from fastcomm.formats.sources import RankReader, RankSources, add_rank
-from fastcomm.formats.tables import WORK, RowKind, TableMapping, preset_of
+from fastcomm.formats.tables import ASCEND, WORK, RowKind, TableMapping, preset_of
 from fastcomm.trace.columns import filled
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.run import MOST_RANKS
@@ -339,12 +339,17 @@ def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -
     warnings = [note] if (note := tables.resolution(table, mapping)) else []
     found_by = ""
     if mapping.iteration is not None:
-        number = tables.whole_numbers(table, mapping.iteration, path)
+        is_inside = np.ones(len(start), np.bool_)
+        if mapping in ASCEND:  # rows without a number are outside of all iterations
+            is_inside = table[mapping.iteration].is_valid().to_numpy()
+        inside = table.filter(pa.array(is_inside))
+        number = tables.whole_numbers(inside, mapping.iteration, path)
         if mapping.restarts:
             shift = np.array([rank.shifts[k] for k in number.tolist()], np.int64)
             start, stop = start + shift, stop + shift
             warnings.append(_LAID)
-        ranges = tuple(zip(*_extents(number, start, stop), strict=True))
+        extents = _extents(number, start[is_inside], stop[is_inside])
+        ranges = tuple(zip(*extents, strict=True))
         options = replace(options, iterations=IterationRule(ranges=ranges))
         found_by = f"column {mapping.iteration}"
     rows = TableRows.of(table, mapping)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm import files
 from fastcomm.errors import Lines, TraceFileError, inert, shell_quoted
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.config import Config
@@ -136,9 +137,33 @@ def is_unpacked_beside(path: Path, files: Iterable[Path]) -> bool:
     )
 
 
+# The remedy for files of torch_npu that are not read.
+ASCEND_REMEDY = (
+    "give fastcomm kernel_details.csv, the table of kernels that torch_npu writes beside it "
+    "with export_type Text"
+)
+_SCHEMA = 1 << 16  # bytes at the begin of a database, among which are names of tables
+# Names of tables in databases of torch_npu, and of Nsight Systems.
+_OF_TORCH_NPU = (b"STRING_IDS", b"COMPUTE_TASK_INFO", b"StepTraceTime", b"CommAnalyzerTime")
+_OF_NSYS = (b"StringIds", b"CUPTI_", b"NVTX_")
+
+
+def _is_of_torch_npu(path: Path) -> bool:
+    """Return whether a database has tables of torch_npu; False if it cannot be read."""
+    try:
+        with files.opened(path) as file:
+            head = file.read(_SCHEMA)
+    except OSError:
+        return False
+    is_other = any(name in head for name in _OF_NSYS)
+    return not is_other and any(name in head for name in _OF_TORCH_NPU)
+
+
 def unexported(path: Path) -> str | None:
     """Return a message with a remedy for a report or an unsupported export, or None."""
     suffix = path.suffix.lower()
+    if suffix == ".db" and _is_of_torch_npu(path):
+        return f"{path}: a database of torch_npu (Ascend), which is not read: {ASCEND_REMEDY}"
     if suffix in _UNREAD:
         return (
             f"{path}: an unsupported kind of export; export the report as sqlite, parquetdir "

@@ -200,9 +200,44 @@ STRAGGLER = table_mapping(
 _FURTHER = ("dp_rank", "stage", "seq_id", "mc", "gmc")
 
 
+# Tables of kernels of torch_npu (Ascend): kernel_details.csv. Ranks are devices of one host.
+_ASCEND = {
+    "rank": "Device_id",
+    "start": "Start Time(us)",
+    "duration": "Duration(us)",
+    "unit": "us",
+    "kind": "Type",
+    "name": "Name",
+    "stream": "Stream ID",
+    "kinds": {
+        "hcom_allReduce*": "AllReduce",
+        "hcom_allGather*": "AllGather",
+        "hcom_reduceScatter*": "ReduceScatter",
+        "hcom_broadcast*": "Broadcast",
+        "hcom_all[tT]o[aA]ll*": "AllToAll",
+        "hcom_reduce*": "Reduce",
+        "hcom_send*": "SendRecv",
+        "hcom_receive*": "SendRecv",
+        "hcom_batchSendRecv*": "SendRecv",
+        "hcom_*": "OTHER",
+        "*": "compute",
+    },
+}
+_ASCEND_STEP = "Step Id"  # missing where no steps are marked
+_ASCEND_FURTHER = ("Accelerator Core", "Task ID")
+ASCEND = tuple(
+    table_mapping({**_ASCEND, **steps}, "torch_npu")
+    for steps in ({"iteration": _ASCEND_STEP}, {})
+)
+
+
 def preset_of(present: Collection[str]) -> TableMapping | None:
     """Return the mapping of a table that is recognized by its columns, or None."""
-    return STRAGGLER if {*STRAGGLER.columns, *_FURTHER} <= set(present) else None
+    presets = [(STRAGGLER, _FURTHER), *((mapping, _ASCEND_FURTHER) for mapping in ASCEND)]
+    return next(
+        (mapping for mapping, more in presets if {*mapping.columns, *more} <= set(present)),
+        None,
+    )
 
 
 def is_table(path: Path) -> bool:

@@ -12,14 +12,15 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
+from fastcomm.formats.sources import ASCEND_REMEDY
 from fastcomm.formats.stream import BLANKS, BOM, NOTHING, CutShortError, blocks
 from fastcomm.trace.timelines import DRAWN, PROGRAM
 
 _RECORD = "record with torch.profiler"
 _OVERLAP = 64  # bytes: no sign is longer
 _TORCH_NPU = (
-    "a trace of torch_npu (Ascend), whose kernels have no category; it is not read: fastcomm "
-    "knows device work by the categories of the PyTorch profiler"
+    "a trace of torch_npu (Ascend), whose kernels have no category; it is not read: "
+    f"{ASCEND_REMEDY}"
 )
 # Signs of Chrome traces that are not read, and what the file is.
 _CHROME = (
