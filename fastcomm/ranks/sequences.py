@@ -208,7 +208,7 @@ class _Shifts(NamedTuple):
 
     ahead: Ints  # of the second clock, ns
     spread: Ints  # usual deviation from that, see `spread_of`, ns
-    count: Ints  # of overlapping items
+    overlap: Ints  # number of items in common
     places: Ints  # place in the first sequence of the second one's first item
 
 

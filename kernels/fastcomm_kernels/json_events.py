@@ -462,14 +462,15 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
             return i
     kind = get(plan, OTHER) if kind < 0 else kind
     start, length = get(rows, at + START), get(rows, at + STOP)
-    is_event = phase == _COMPLETE or is_half(plan, phase)
-    if not is_event or not keeps(plan, kind, text, name, max(size, 0), length):
+    if phase != _COMPLETE and not is_half(plan, phase):
         return i + 1
-    if phase != _COMPLETE and -_FAR < start < _FAR:
+    if not keeps(plan, kind, text, name, max(size, 0), length):
+        return i + 1
+    if not -_FAR < start < _FAR or not 0 <= length < _FAR:
+        if phase == _COMPLETE or not -_FAR < start < _FAR:
+            put(rows, at + KIND, INVALID)
+            return i + 1
         length = (AT_BEGIN if phase == _PHASE_BEGIN else AT_END) - start
-    elif not -_FAR < start < _FAR or not 0 <= length < _FAR:
-        put(rows, at + KIND, INVALID)
-        return i + 1
     if not has_args or is_only_long(plan, kind, text, name, max(size, 0)):
         clear(into, ARGS, get(plan, DETAILS))
         put(rows, at + DETAIL, NULL)
