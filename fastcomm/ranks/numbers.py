@@ -6,7 +6,7 @@ steps or clocks contradict them, and the ends of collectives decide.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,8 +23,22 @@ from fastcomm.ranks.sequences import (
 from fastcomm.trace.columns import block_starts
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
-if TYPE_CHECKING:
-    from fastcomm.ranks.matching import CollectiveCalls
+
+class NumberedCalls(Protocol):
+    """Columns of `matching.CollectiveCalls`."""
+
+    @property
+    def rank(self) -> Ints: ...  # noqa: D102
+    @property
+    def group(self) -> Ints: ...  # noqa: D102
+    @property
+    def op(self) -> Ints: ...  # noqa: D102
+    @property
+    def size(self) -> Ints: ...  # noqa: D102
+    @property
+    def stop(self) -> Ints: ...  # noqa: D102
+    @property
+    def step(self) -> Ints: ...  # noqa: D102
 
 
 class Doubts(NamedTuple):
@@ -34,7 +48,7 @@ class Doubts(NamedTuple):
     is_unclear: Flags  # steps and clocks contradict it, and nothing decides
 
 
-def doubts(calls: "CollectiveCalls", instance: Ints, ends_apart: Flags) -> Doubts | None:
+def doubts(calls: NumberedCalls, instance: Ints, ends_apart: Flags) -> Doubts | None:
     """Return the calls with doubtful numbers; None without any.
 
     Parameters
@@ -68,7 +82,7 @@ def doubts(calls: "CollectiveCalls", instance: Ints, ends_apart: Flags) -> Doubt
     return Doubts(is_wrong, is_unclear) if wrong or unclear else None
 
 
-def _may_be_wrong(calls: "CollectiveCalls", rows: Ints, number: Ints) -> bool:
+def _may_be_wrong(calls: NumberedCalls, rows: Ints, number: Ints) -> bool:
     """Return whether members of a collective differ in steps, or their clocks much."""
     step, stop = calls.step[rows], calls.stop[rows]
     one = np.full(int(number.max()) + 1, NULL)
@@ -80,7 +94,7 @@ def _may_be_wrong(calls: "CollectiveCalls", rows: Ints, number: Ints) -> bool:
     return bool((np.abs(one[number] - stop) > NEAR_CLOCKS_NS).any())
 
 
-def _groups(calls: "CollectiveCalls", rows: Ints) -> Iterator[tuple[int, list[Ints]]]:
+def _groups(calls: NumberedCalls, rows: Ints) -> Iterator[tuple[int, list[Ints]]]:
     """Yield each group of several ranks, and the rows of each rank sorted by end."""
     rows = rows[np.lexsort((calls.stop[rows], calls.rank[rows], calls.group[rows]))]
     for of_group in np.split(rows, block_starts(calls.group[rows])[1:]):
@@ -89,7 +103,7 @@ def _groups(calls: "CollectiveCalls", rows: Ints) -> Iterator[tuple[int, list[In
             yield int(calls.group[of_group[0]]), members
 
 
-def _verdict(calls: "CollectiveCalls", instance: Ints, reference: Ints, own: Ints) -> str:
+def _verdict(calls: NumberedCalls, instance: Ints, reference: Ints, own: Ints) -> str:
     """Return "wrong", "unclear" or "right" for the numbers of a rank, compared with another's.
 
     `reference` and `own` are the rows of both ranks in one group, sorted by end.
@@ -120,7 +134,7 @@ def _verdict(calls: "CollectiveCalls", instance: Ints, reference: Ints, own: Int
     return "unclear"
 
 
-def _items(calls: "CollectiveCalls", reference: Ints, own: Ints) -> tuple[Items, Items]:
+def _items(calls: NumberedCalls, reference: Ints, own: Ints) -> tuple[Items, Items]:
     """Return the calls of two ranks as sequences."""
     rows = np.append(reference, own)
     code = np.split(item_codes(calls.op[rows], calls.size[rows]), [len(reference)])

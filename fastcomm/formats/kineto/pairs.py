@@ -58,7 +58,7 @@ def joined(scanned: Scanned, selection: Selection, path: Path) -> Scanned:
     begins = int(is_begin.sum())
     whole = int((stop != NULL).sum())
     single = len(halves) - 2 * whole
-    is_kept, is_only_long = _kept(scanned, selection)
+    is_kept, is_only_long = _selected(scanned, selection)
     is_kept[halves[stop == NULL]] = False
     for name in selection.row_args:
         columns[name][is_only_long] = NULL
@@ -89,7 +89,7 @@ def _stops(process: Ints, thread: Ints, time: Ints, is_begin: Flags) -> Ints:
     return stop
 
 
-def _kept(scanned: Scanned, selection: Selection) -> tuple[Flags, Flags]:
+def _selected(scanned: Scanned, selection: Selection) -> tuple[Flags, Flags]:
     """Return which events a selection keeps, and which only because they are long."""
     columns = scanned.columns
     keep = np.array(selection.keep)[columns["kind"]]
