@@ -19,12 +19,18 @@ from fastcomm.dispatch.options import ExchangeOptions
 from fastcomm.errors import ConfigError, python_names
 from fastcomm.hardware.clusters import Cluster, load
 from fastcomm.hardware.exchange_calibration import (
+    FEWEST,
     ExchangeGroup,
     MeasuredExchange,
+    Measurements,
+    alternate_rows,
+    calibrated_costs,
     exchange_groups,
-    fit_costs,
+    measured_rows,
     measured_seconds,
     read_exchanges,
+    relative_errors,
+    rows_by_tokens,
 )
 from fastcomm.hardware.expert_exchange import (
     FAMILIES,
@@ -45,13 +51,14 @@ from fastcomm.units import counted, percent
 
 NS = 1e9  # nanoseconds per second
 _RATES = ("predicted_bandwidth_bytes_per_s", "measured_bandwidth_bytes_per_s")
-_FEWEST = 3  # rows held out whose error tells something
-_TRUST = 1.0  # measurements that the shipped constants count as, when a table is fitted
-# Constants that a table can move; others are counts, or tell apart what a table rarely does.
+_SHARES = ("nvlink_share", "nic_share")
+# Constants that a table can move; the rest are counts, and those of waits.
 _FITTED = (
-    *("start_us", "fill_us", "wave_us", "token_ns", "token_byte_ns", "row_ns", "row_byte_ns"),
-    *("nvlink_share", "nic_share"),
+    *("start_us", "doubling_us", "pass_ns", "fill_us", "wave_us"),
+    *("token_ns", "token_byte_ns", "row_ns", "row_byte_ns", *_SHARES),
 )
+_LEAST_SHARE = 0.1  # of a shipped share: kernels on the links of the cluster reach more
+_OTHER_UNIT = 50  # times as long, or as short, as predicted: no machine is that different
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +152,47 @@ class FittedConstant:
     constant: str
     shipped: float
     fitted: float
+    column: str  # of the table, whose times it is fitted to
+
+    @property
+    def warning(self) -> str | None:
+        """Why no machine has such a constant; None if one may."""
+        if self.constant not in _SHARES:
+            return None
+        check = f"check {self.column}, and the bandwidths of --cluster"
+        if self.fitted > 1:
+            return f"above 1, more than the bandwidth of the links: {check}"
+        if self.fitted < _LEAST_SHARE * self.shipped:
+            return f"less than {percent(_LEAST_SHARE)} of that of the shipped kernels: {check}"
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row of the JSON document."""
+        return asdict(self) | {"warning": self.warning}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupError:
+    """Errors of one phase of the rows with some ranks, top-k and hidden size."""
+
+    gpu: str
+    family: str
+    phase: ExchangePhase
+    ranks: int
+    topk: int
+    hidden: int
+    rows: int
+    median_error: float  # absolute, relative to the measured time
+    median_bias: float  # above 0: predictions are longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutError:
-    """Errors on every other row of the shipped constants, and of those fitted to the rest."""
+    """Errors of the shipped constants, and of fitted ones, on rows that no fit has seen.
+
+    These are every other row, between the rows of the fit, and rows of more tokens than the
+    median, beyond the rows of the fit; None where too few rows have either.
+    """
 
     gpu: str
     family: str
@@ -158,11 +201,20 @@ class HeldOutError:
     rows: int  # held out
     shipped_error: float  # median of the size, relative to the measured time
     fitted_error: float
+    beyond_rows: int | None = None
+    beyond_shipped_error: float | None = None
+    beyond_fitted_error: float | None = None
 
     @property
     def is_worse(self) -> bool:
-        """Whether the fitted constants predict rows worse that they are not fitted to."""
+        """Whether the fitted constants predict rows between those of the fit worse."""
         return self.fitted_error > self.shipped_error
+
+    @property
+    def is_worse_beyond(self) -> bool:
+        """Whether the fitted constants predict rows of more tokens worse."""
+        one, other = self.beyond_fitted_error, self.beyond_shipped_error
+        return one is not None and other is not None and one > other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -185,6 +237,27 @@ class ExchangeEvaluation(TableResult):
                     own.setdefault(key, []).append(one.error)
         return [_error(*key, np.array(values)) for key, values in own.items()]
 
+    @property
+    def worst(self) -> GroupError | None:
+        """The ranks, top-k and hidden size with the largest median error.
+
+        None if too few rows have any.
+        """
+        own: dict[tuple[str, str, ExchangePhase, int, int, int], list[float]] = {}
+        for row in self.rows:
+            sizes = row.row.ranks, row.row.topk, row.row.hidden
+            for phase, one in row.phases.items():
+                if one.error is not None:
+                    own.setdefault((row.gpu, row.row.family, phase, *sizes), []).append(
+                        one.error
+                    )
+        groups = [
+            _group_error(key, np.array(values))
+            for key, values in own.items()
+            if len(values) >= FEWEST
+        ]
+        return max(groups, key=lambda one: one.median_error, default=None)
+
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
         fitted = self.calibration
@@ -192,7 +265,8 @@ class ExchangeEvaluation(TableResult):
             "cluster": self.cluster,
             "rows": [row.to_dict() for row in self.rows],
             "errors": [asdict(error) for error in self.errors],
-            "calibration": None if fitted is None else [asdict(one) for one in fitted],
+            "worst": self.worst and asdict(self.worst),
+            "calibration": None if fitted is None else [one.to_dict() for one in fitted],
             "held_out": None if fitted is None else [asdict(one) for one in self.held_out],
         }
 
@@ -232,6 +306,24 @@ def _error(
     )
 
 
+def _group_error(
+    key: tuple[str, str, ExchangePhase, int, int, int], off: FloatArray
+) -> GroupError:
+    """Return the summary of relative errors."""
+    gpu, family, phase, ranks, topk, hidden = key
+    return GroupError(
+        gpu=gpu,
+        family=family,
+        phase=phase,
+        ranks=ranks,
+        topk=topk,
+        hidden=hidden,
+        rows=len(off),
+        median_error=float(np.median(np.abs(off))),
+        median_bias=float(np.median(off)),
+    )
+
+
 def _ns(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * NS
 
@@ -254,7 +346,8 @@ def evaluate_exchanges(
     Raises
     ------
     ConfigError
-        If the table or the cluster is invalid, or kernels of a row have no constants.
+        If the table or the cluster is invalid, kernels of a row have no constants, or times
+        are in other units.
 
     """
     check_path(path, "evaluate_exchanges: path", 'evaluate_exchanges("deepep.parquet")')
@@ -264,15 +357,17 @@ def evaluate_exchanges(
     if not hardware.gpu:
         raise ConfigError(f"{cluster}: no key gpu, whose kernels would be priced")
     groups = _groups(rows, hardware)
-    fitted = _calibrated(groups, rows) if calibrate else {}
+    measured = _measured(groups, rows)
+    _check_units(measured, rows, path)
+    fitted = {key: _fit(key, parts) for key, parts in measured.items()} if calibrate else {}
     predictions: dict[int, ExchangePrediction] = {}
     for group in groups:
         predictions |= _predictions(group, rows, fitted)
     return ExchangeEvaluation(
         cluster=hardware.name,
         rows=tuple(predictions[place] for place in range(len(rows))),
-        calibration=tuple(_changes(fitted)) if calibrate else None,
-        held_out=tuple(_held_out(groups, rows)) if calibrate else (),
+        calibration=tuple(_changes(fitted, measured, rows)) if calibrate else None,
+        held_out=tuple(_held_out(measured)) if calibrate else (),
     )
 
 
@@ -322,81 +417,94 @@ def _shipped(gpu: str, family: str, scope: Scope, phase: ExchangePhase) -> Excha
     return shipped_costs()[family, str(source), scope, phase]
 
 
-_Part = tuple[ExchangeGroup, FloatArray]  # rows, and the measured seconds of each
-
-
 def _measured(
     groups: Iterable[ExchangeGroup], rows: Sequence[MeasuredExchange]
-) -> dict[_Key, list[_Part]]:
+) -> dict[_Key, Measurements]:
     """Return the measured times of the phases that have some."""
-    parts: dict[_Key, list[_Part]] = {}
+    parts: dict[_Key, list[tuple[ExchangeGroup, FloatArray]]] = {}
     for group in groups:
         for phase in PHASES:
             seconds = measured_seconds(rows, group, phase)
             if np.isfinite(seconds).any():
                 key = group.gpu, group.family, group.scope, phase
                 parts.setdefault(key, []).append((group, seconds))
-    return parts
+    return {key: tuple(own) for key, own in parts.items()}
 
 
-def _calibrated(
-    groups: Iterable[ExchangeGroup], rows: Sequence[MeasuredExchange]
-) -> dict[_Key, ExchangeCosts]:
-    """Return the constants fitted to the measured times, where a phase has some."""
-    return {key: _fit(key, parts) for key, parts in _measured(groups, rows).items()}
+def _check_units(
+    measured: Mapping[_Key, Measurements], rows: Sequence[MeasuredExchange], path: str | Path
+) -> None:
+    """Raise ConfigError if measured times are of another order than predicted ones."""
+    for key, parts in measured.items():
+        gpu, family, _, phase = key
+        off = relative_errors(parts, phase, _shipped(*key))
+        ratio = 1 / float(np.median(off + 1))
+        if not 1 / _OTHER_UNIT < ratio < _OTHER_UNIT:
+            column = _column(parts, phase, rows)
+            unit = "GB/s" if column.endswith("GBps") else "us"
+            raise ConfigError(
+                f"{path}: column {column}: times of {family} {phase} on {gpu} are {ratio:.3g} "
+                f"times the predicted ones (the median); expected {unit}"
+            )
 
 
-def _fit(key: _Key, parts: Sequence[_Part]) -> ExchangeCosts:
+def _column(parts: Measurements, phase: ExchangePhase, rows: Sequence[MeasuredExchange]) -> str:
+    """Return the name of the column that has the measured times."""
+    group, seconds = parts[0]
+    row = rows[group.places[int(np.flatnonzero(np.isfinite(seconds))[0])]]
+    return row.columns.get(phase, f"{phase}_us")
+
+
+def _fit(key: _Key, parts: Measurements) -> ExchangeCosts:
     """Return the constants fitted to measured times."""
     costs = _shipped(*key)
     names = [name for name in _FITTED if 0 < getattr(costs, name) < math.inf]
-    return fit_costs(parts, key[-1], costs, names, _TRUST)
+    return calibrated_costs(parts, key[-1], costs, names)
 
 
-def _held_out(
-    groups: Iterable[ExchangeGroup], rows: Sequence[MeasuredExchange]
-) -> Iterable[HeldOutError]:
-    """Yield the errors on every other row of constants that are fitted to the others."""
-    for key, parts in _measured(groups, rows).items():
-        fitting, rest = ([(group, _half(s, at)) for group, s in parts] for at in (0, 1))
-        if sum(int(np.isfinite(seconds).sum()) for _, seconds in rest) < _FEWEST:
+def _held_out(measured: Mapping[_Key, Measurements]) -> Iterable[HeldOutError]:
+    """Yield the errors of constants on rows that they are not fitted to."""
+    for key, parts in measured.items():
+        rows, shipped, fitted = _errors_beside(key, *alternate_rows(parts))
+        if rows is None or shipped is None or fitted is None:
             continue
-        shipped, fitted = (
-            _off(costs, key, rest) for costs in (_shipped(*key), _fit(key, fitting))
-        )
+        beyond = _errors_beside(key, *rows_by_tokens(parts))
         yield HeldOutError(
             gpu=key[0],
             family=key[1],
             scope=key[2],
             phase=key[3],
-            rows=len(shipped),
-            shipped_error=float(np.median(shipped)),
-            fitted_error=float(np.median(fitted)),
+            rows=rows,
+            shipped_error=shipped,
+            fitted_error=fitted,
+            beyond_rows=beyond[0],
+            beyond_shipped_error=beyond[1],
+            beyond_fitted_error=beyond[2],
         )
 
 
-def _half(seconds: FloatArray, first: int) -> FloatArray:
-    """Return every other measured time from the `first` on; the others are unknown."""
-    half = np.full_like(seconds, np.nan)
-    places = np.flatnonzero(np.isfinite(seconds))[first::2]
-    half[places] = seconds[places]
-    return half
+def _errors_beside(
+    key: _Key, fitting: Measurements, rest: Measurements
+) -> tuple[int, float, float] | tuple[None, None, None]:
+    """Return the rows of `rest`, and the median errors there, shipped and fitted."""
+    if measured_rows(rest) < FEWEST or not measured_rows(fitting):
+        return None, None, None
+    shipped, fitted = (
+        float(np.median(np.abs(relative_errors(rest, key[-1], costs))))
+        for costs in (_shipped(*key), _fit(key, fitting))
+    )
+    return measured_rows(rest), shipped, fitted
 
 
-def _off(costs: ExchangeCosts, key: _Key, parts: Sequence[_Part]) -> FloatArray:
-    """Return the sizes of the relative errors of measured times."""
-    errors = [
-        np.abs(group.predicted(costs, key[-1]).seconds / seconds - 1)
-        for group, seconds in parts
-    ]
-    every = np.concatenate(errors)
-    return np.asarray(every[np.isfinite(every)])
-
-
-def _changes(fitted: Mapping[_Key, ExchangeCosts]) -> Iterable[FittedConstant]:
+def _changes(
+    fitted: Mapping[_Key, ExchangeCosts],
+    measured: Mapping[_Key, Measurements],
+    rows: Sequence[MeasuredExchange],
+) -> Iterable[FittedConstant]:
     """Yield the constants that were fitted."""
-    for (gpu, family, scope, phase), costs in fitted.items():
-        shipped = _shipped(gpu, family, scope, phase)
+    for key, costs in fitted.items():
+        gpu, family, scope, phase = key
+        shipped = _shipped(*key)
         for name in _FITTED:
             before, after = getattr(shipped, name), getattr(costs, name)
             if 0 < before < math.inf:
@@ -408,6 +516,7 @@ def _changes(fitted: Mapping[_Key, ExchangeCosts]) -> Iterable[FittedConstant]:
                     constant=name,
                     shipped=before,
                     fitted=after,
+                    column=_column(measured[key], phase, rows),
                 )
 
 

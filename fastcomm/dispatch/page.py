@@ -435,7 +435,8 @@ def placement(result: PlacementResult) -> Page:
 def evaluation(result: ExchangeEvaluation) -> Page:
     """Return the page of measured expert all-to-alls beside predictions."""
     errors, calibration = result.errors, result.calibration
-    notes = [f" {line}." for line in tables.extrapolated_rows(result)]
+    lines = [*tables.worst_group(result), *tables.extrapolated_rows(result)]
+    notes = [f" {line}." for line in lines]
     predicted = Section(
         name="evaluation",
         title="How far off are predictions?" if errors else "What is predicted?",

@@ -31,6 +31,7 @@ from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_
 _NO_COMBINE = "the original simulator has no combine"
 NO_TIME = "the bound is 0"
 _OTHER_PHASE = "a row of the other phase"
+_FEW_ROWS = "too few rows"
 _PLACING = (
     TableColumn("schedule", 0),
     TableColumn("before", 1, "ns", "dispatch-place.before.strategies.total_latency_ns"),
@@ -348,6 +349,8 @@ def evaluation(result: ExchangeEvaluation, console: Console | None = None) -> No
             "median of its size, and the size that nine of ten rows stay below. bias: its "
             "median. Waits before data move are not counted.",
         )
+        for line in worst_group(result):
+            _say(console, line)
     else:
         console.print(shown(exchange_times(result.rows[:_MOST_LAYERS])))
         _say(console, f"{count} on {result.cluster}, without measured times.")
@@ -374,17 +377,43 @@ def extrapolated_rows(result: ExchangeEvaluation) -> list[str]:
     return lines
 
 
-def calibration_notes(result: ExchangeEvaluation) -> list[str]:
-    """Return whether fitted constants hold for rows that they are not fitted to."""
-    if not result.held_out:
-        return ["fit: n/a on other rows (too few rows to hold every other one out)"]
+def worst_group(result: ExchangeEvaluation) -> list[str]:
+    """Return a line on the ranks, top-k and hidden size with the largest median error."""
+    one = result.worst
+    if one is None:
+        return []
     return [
-        f"fit: {one.family} {one.phase} on {one.gpu}: constants fitted to every other row are "
-        f"worse on the rest ({percent(one.shipped_error)} before, "
-        f"{percent(one.fitted_error)} after); use the shipped ones"
-        for one in result.held_out
-        if one.is_worse
+        f"worst group: {one.family} {one.phase} on {one.gpu}, {counted(one.ranks, 'rank')}, "
+        f"top {one.topk}, hidden {one.hidden}: error {percent(one.median_error)}, bias "
+        f"{percent(one.median_bias)} ({counted(one.rows, 'row')})"
     ]
+
+
+def calibration_notes(result: ExchangeEvaluation) -> list[str]:
+    """Return which constants no machine has, and whether fitted ones hold for other rows."""
+    lines = [
+        f"fit: {one.family} {one.phase} on {one.gpu}: {one.constant} {one.fitted:.4g} is "
+        f"{one.warning}"
+        for one in result.calibration or ()
+        if one.warning
+    ]
+    if not result.held_out:
+        return [*lines, "fit: n/a on other rows (too few rows to hold every other one out)"]
+    for one in result.held_out:
+        start = f"fit: {one.family} {one.phase} on {one.gpu}: constants fitted to "
+        if one.is_worse:
+            lines.append(
+                f"{start}every other row are worse on the rest ({percent(one.shipped_error)} "
+                f"before, {percent(one.fitted_error)} after); use the shipped ones"
+            )
+        elif one.is_worse_beyond:
+            lines.append(
+                f"{start}rows of few tokens are worse on rows of more "
+                f"({percent(one.beyond_shipped_error)} before, "
+                f"{percent(one.beyond_fitted_error)} after); predict no more tokens with them "
+                "than the table has"
+            )
+    return lines
 
 
 def held_out(errors: Sequence[HeldOutError]) -> ResultTable:
@@ -561,6 +590,16 @@ _HELD_OUT = (
     ),
     TableColumn("fitted", "fitted_error", "share", "dispatch-evaluate.held_out.fitted_error"),
     TableColumn("rows held out", "rows", "count", "dispatch-evaluate.held_out.rows"),
+    TableColumn(
+        *("shipped, beyond", "beyond_shipped_error", "share"),
+        "dispatch-evaluate.held_out.beyond_shipped_error",
+        why=_FEW_ROWS,
+    ),
+    TableColumn(
+        *("fitted, beyond", "beyond_fitted_error", "share"),
+        "dispatch-evaluate.held_out.beyond_fitted_error",
+        why=_FEW_ROWS,
+    ),
 )
 _CONSTANTS = (
     TableColumn("GPU", "gpu"),

@@ -10,13 +10,14 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastcomm import files
 from fastcomm.checks import Range
@@ -24,6 +25,7 @@ from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.hardware.expert_exchange import (
     FAMILIES,
     PHASES,
+    ExchangeCopies,
     ExchangeCosts,
     ExchangePhase,
     ExchangeShape,
@@ -31,6 +33,7 @@ from fastcomm.hardware.expert_exchange import (
     Precision,
     Scope,
     domain_floor,
+    exchange_copies,
     phase_time,
     token_bytes,
 )
@@ -65,6 +68,12 @@ _TIMES = Range(0, 1e12)  # us, and GB/s
 _OTHER_UNITS = re.compile(r"(dispatch|combine|latency)(_notify)?_(ns|ms|s)")
 _SCALE = 0.05  # relative error from which on a measurement counts less
 _LEAST, _MOST = 1e-9, 1e6  # of a fitted constant
+_ROOM = 1e-6  # of a constant's logarithm between its first value and a bound
+_ROUNDING = 1e-9  # of an error
+FEWEST = 3  # rows held out whose error tells something
+# Shares of the measurements that scaled constants count as, while single ones are fitted, and
+# how much a fit lowers the error of rows held out to be taken.
+_TRUSTS, _GAIN = (0.3, 0.01, 0.0003), 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +94,7 @@ class MeasuredExchange:
     notify_s: Mapping[ExchangePhase, float]
     # Groups of experts, and those that a token goes to; (1, 1) is no limit.
     groups: tuple[int, int] = (1, 1)
+    columns: Mapping[ExchangePhase, str] = field(default_factory=dict)  # of `seconds`
     # Bytes over which a bandwidth is published; None if the row has none.
     counted_bytes: float | None = None
 
@@ -192,7 +202,8 @@ def _row(row: Mapping[str, Any], where: str, gates: Gates) -> MeasuredExchange:
         family=family,
         gpu=gpu,
         precision=cast("Precision", precision),
-        seconds=_seconds(row, where, "{}_us"),
+        seconds=(seconds := _seconds(row, where, "{}_us")),
+        columns={phase: _column(row, phase) for phase in seconds},
         notify_s=_seconds(row, where, "{}_notify_us"),
         **cast("dict[str, Any]", shape),
     )
@@ -225,18 +236,27 @@ def _gate(
 
 
 def _published(one: MeasuredExchange, row: Mapping[str, Any], where: str) -> MeasuredExchange:
-    """Return a row with the bytes that its published bandwidth counts, and their time."""
+    """Return a row with the bytes that its published bandwidth counts, and their time.
+
+    Of a row that has both, the time is as published, and the bytes follow from it.
+    """
     rate, phase = _time(row, "bandwidth_GBps", where), row.get("phase")
     if rate is None or phase not in PHASES:
         return one
+    if seconds := one.seconds.get(phase):
+        return replace(one, counted_bytes=rate * 1e9 * seconds)
     shape = one.shape(one.domain(one.ranks))
     copies = shape.ranks_of_token() if row.get("link") == "NVLink" else shape.domains_of_token()
     if FAMILIES[one.family].copies:
         copies = np.asarray(one.topk, np.float64)
     size = token_bytes(one.hidden, one.precision if phase == "dispatch" else "bf16")
     counted = float(one.tokens * copies * size)
-    seconds = {phase: counted / (rate * 1e9), **one.seconds}
-    return replace(one, counted_bytes=counted, seconds=seconds)
+    return replace(
+        one,
+        counted_bytes=counted,
+        seconds={phase: counted / (rate * 1e9)},
+        columns={phase: "bandwidth_GBps"},
+    )
 
 
 def _family(row: Mapping[str, Any], where: str) -> tuple[str, str | None]:
@@ -295,14 +315,19 @@ def _seconds(row: Mapping[str, Any], where: str, name: str) -> dict[ExchangePhas
     """Return the seconds of a row by phase, from columns of `name` with the phase."""
     seconds = {}
     for phase in PHASES:
-        is_latency = row.get("phase") == phase and name == "{}_us"
-        us = _time(row, "latency_us" if is_latency else name.format(phase), where)
+        column = _column(row, phase) if name == "{}_us" else name.format(phase)
+        us = _time(row, column, where)
         if us is not None:
             seconds[phase] = us * 1e-6
     if row.get("phase") == "prepare" and "notify" in name:
         us = _time(row, "latency_us", where)
         return {} if us is None else {"dispatch": us * 1e-6}
     return seconds
+
+
+def _column(row: Mapping[str, Any], phase: ExchangePhase) -> str:
+    """Return the name of the column with the time of a phase."""
+    return "latency_us" if row.get("phase") == phase else f"{phase}_us"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,9 +342,12 @@ class ExchangeGroup:
     places: tuple[int, ...]  # of its rows in the table
     bandwidths: tuple[float, float]  # of NVLink and NIC
 
-    def time(self, costs: ExchangeCosts, phase: ExchangePhase) -> PhaseTime:
-        """Return the times of one phase with some constants."""
-        return phase_time(costs, self.family, self.shape, self._size(phase), self.bandwidths)
+    def time(
+        self, costs: ExchangeCosts, phase: ExchangePhase, copies: ExchangeCopies | None = None
+    ) -> PhaseTime:
+        """Return the times of one phase with some constants; `copies` as `phase_time`."""
+        size = self._size(phase)
+        return phase_time(costs, self.family, self.shape, size, self.bandwidths, copies)
 
     def predicted(self, costs: ExchangeCosts, phase: ExchangePhase) -> PhaseTime:
         """Return the times of one phase, at least those of its work inside domains."""
@@ -382,14 +410,17 @@ def _domain(row: MeasuredExchange, ranks_per_domain: int) -> int:
 def _stacked(shapes: Sequence[ExchangeShape]) -> ExchangeShape:
     """Return one shape with the values of several as arrays."""
     columns: dict[str, Any] = {}
-    for field in fields(ExchangeShape):
-        values = [getattr(shape, field.name) for shape in shapes]
-        columns[field.name] = None if values[0] is None else np.array(values, np.float64)
+    for one in fields(ExchangeShape):
+        values = [getattr(shape, one.name) for shape in shapes]
+        columns[one.name] = None if values[0] is None else np.array(values, np.float64)
     return ExchangeShape(**columns)
 
 
+Measurements = Sequence[tuple[ExchangeGroup, FloatArray]]  # and the seconds of each row
+
+
 def fit_costs(
-    parts: Iterable[tuple[ExchangeGroup, FloatArray]],
+    parts: Measurements,
     phase: ExchangePhase,
     costs: ExchangeCosts,
     names: Sequence[str],
@@ -397,7 +428,8 @@ def fit_costs(
 ) -> ExchangeCosts:
     """Return constants with those called `names` fitted to measured times.
 
-    Relative errors count, and large ones less than their squares.
+    Relative errors count, and large ones less than their squares. A share of a bandwidth
+    becomes at most 1.
 
     Parameters
     ----------
@@ -415,20 +447,146 @@ def fit_costs(
     """
     from scipy.optimize import least_squares  # slow to import
 
-    parts = list(parts)
+    parts = [
+        (group, seconds, exchange_copies(group.family, group.shape)) for group, seconds in parts
+    ]
     first = np.log([max(getattr(costs, name), _LEAST) for name in names])
 
     def of(logs: FloatArray) -> ExchangeCosts:
         return replace(costs, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
 
     def errors(logs: FloatArray) -> FloatArray:
-        ratios = [group.time(of(logs), phase).seconds / seconds for group, seconds in parts]
+        ratios = [
+            group.time(of(logs), phase, copies).seconds / seconds
+            for group, seconds, copies in parts
+        ]
         off = np.log(np.concatenate(ratios))
         return np.concatenate([off[np.isfinite(off)], math.sqrt(trust) * (logs - first)])
 
-    bounds = math.log(_LEAST / 10), math.log(_MOST)
+    most = [0.0 if name.endswith("_share") else math.log(_MOST) for name in names]
+    bounds = math.log(_LEAST / 10), np.maximum(most, first + _ROOM)
     fit = least_squares(errors, first, bounds=bounds, loss="soft_l1", f_scale=_SCALE)
     return of(fit.x)
+
+
+def scaled_costs(costs: ExchangeCosts, factor: float) -> ExchangeCosts:
+    """Return the constants of a machine on which data move for `factor` times as long."""
+    names = [one.name for one in fields(costs) if not one.name.startswith("notify")]
+    slower = {
+        name: getattr(costs, name) * factor for name in names if name.endswith(("_us", "_ns"))
+    }
+    shares = {name: getattr(costs, name) / factor for name in names if name.endswith("_share")}
+    return replace(costs, **slower, **shares)
+
+
+def calibrated_costs(
+    parts: Measurements, phase: ExchangePhase, costs: ExchangeCosts, names: Sequence[str]
+) -> ExchangeCosts:
+    """Return constants fitted to measured times as far as these determine them.
+
+    All constants are scaled by the median of measured over predicted times. Single ones then
+    move from there only if that predicts rows better that they are not fitted to, both between
+    and beyond the others, and no number of domains of the table worse. Parameters are those of
+    `fit_costs`.
+    """
+    start = _scaled(parts, phase, costs)
+    folds = [
+        fold for fold in _folds(parts) if all(measured_rows(half) >= FEWEST for half in fold)
+    ]
+    if not folds:
+        return start
+
+    def held_out(trust: float) -> float:
+        errors = []
+        for shown, rest in folds:
+            one = _scaled(shown, phase, costs)
+            if trust < math.inf:
+                one = fit_costs(shown, phase, one, names, trust * measured_rows(shown))
+            errors.append(np.mean(np.abs(np.log1p(relative_errors(rest, phase, one)))))
+        return float(np.mean(errors))
+
+    errors = {trust: held_out(trust) for trust in (*_TRUSTS, math.inf)}
+    most = _GAIN * errors[math.inf]
+    for trust in sorted(_TRUSTS, key=errors.__getitem__):
+        if errors[trust] < most:
+            one = fit_costs(parts, phase, start, names, trust * measured_rows(parts))
+            if _is_no_worse(parts, phase, one, start):
+                return one
+    return start
+
+
+def _scaled(parts: Measurements, phase: ExchangePhase, costs: ExchangeCosts) -> ExchangeCosts:
+    """Return the constants scaled by the median of measured over predicted times."""
+    ratios = [seconds / group.time(costs, phase).seconds for group, seconds in parts]
+    return scaled_costs(costs, float(np.nanmedian(np.concatenate(ratios))))
+
+
+def _folds(parts: Measurements) -> list[tuple[Measurements, Measurements]]:
+    """Return pairs of rows to fit and to predict: every other row, and few or many tokens."""
+    pairs = alternate_rows(parts), rows_by_tokens(parts)
+    return [fold for one, other in pairs for fold in ((one, other), (other, one))]
+
+
+def alternate_rows(parts: Measurements) -> tuple[Measurements, Measurements]:
+    """Return every other measured row, and the rest; other rows are unknown in both."""
+    places = [np.cumsum(np.isfinite(seconds)) % 2 == 1 for _, seconds in parts]
+    return _divided(parts, places)
+
+
+def rows_by_tokens(parts: Measurements) -> tuple[Measurements, Measurements]:
+    """Return the rows with at most the median of tokens, and those with more."""
+    tokens = [
+        np.broadcast_to(np.asarray(group.shape.tokens, np.float64), seconds.shape)
+        for group, seconds in parts
+    ]
+    own = [one[np.isfinite(part[1])] for one, part in zip(tokens, parts, strict=True)]
+    median = np.median(np.concatenate(own))
+    return _divided(parts, [one <= median for one in tokens])
+
+
+def _divided(
+    parts: Measurements, places: Sequence[NDArray[np.bool_]]
+) -> tuple[Measurements, Measurements]:
+    """Return the rows at `places`, and the others; what is not in a half is unknown there."""
+    one, other = [], []
+    for (group, seconds), inside in zip(parts, places, strict=True):
+        one.append((group, np.where(inside, seconds, np.nan)))
+        other.append((group, np.where(inside, np.nan, seconds)))
+    return one, other
+
+
+def measured_rows(parts: Measurements) -> int:
+    """Return the number of measured rows."""
+    return sum(int(np.isfinite(seconds).sum()) for _, seconds in parts)
+
+
+def relative_errors(
+    parts: Measurements, phase: ExchangePhase, costs: ExchangeCosts
+) -> FloatArray:
+    """Return predicted over measured times minus 1, of the rows that have both."""
+    every = np.concatenate(
+        [group.predicted(costs, phase).seconds / seconds - 1 for group, seconds in parts]
+    )
+    return np.asarray(every[np.isfinite(every)])
+
+
+def _is_no_worse(
+    parts: Measurements, phase: ExchangePhase, costs: ExchangeCosts, other: ExchangeCosts
+) -> bool:
+    """Whether no number of domains has a larger error, median or nine of ten, than `other`."""
+    domains = np.concatenate(
+        [
+            np.broadcast_to(group.shape.domains(), seconds.shape)[np.isfinite(seconds)]
+            for group, seconds in parts
+        ]
+    )
+    off, reference = (np.abs(relative_errors(parts, phase, one)) for one in (costs, other))
+    return all(
+        np.percentile(off[domains == count], share)
+        <= np.percentile(reference[domains == count], share) + _ROUNDING
+        for count in np.unique(domains)
+        for share in (50, 90)
+    )
 
 
 def measured_seconds(

@@ -230,12 +230,33 @@ class PhaseTime:
         return self.seconds + self.notify_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeCopies:
+    """Copies of a token that the busiest resources handle, arrays of the shape's shape."""
+
+    rows: FloatArray  # received by the fullest rank
+    near: FloatArray  # of them, from its domain
+    far: FloatArray  # through the busiest NIC
+
+
+def exchange_copies(family: str, shape: ExchangeShape) -> ExchangeCopies:
+    """Return the copies of a token of a shape; `family` is a key of `FAMILIES`."""
+    copies, fullest = FAMILIES[family].copies, _floats(shape.fullest)
+    rows = _floats(shape.topk) * fullest if copies else shape.ranks_of_token() * fullest
+    return ExchangeCopies(
+        rows=rows,
+        near=rows / shape.domains() if copies else rows,
+        far=shape.busiest_far_copies(copies=copies),
+    )
+
+
 def phase_time(
     costs: ExchangeCosts,
     family: str,
     shape: ExchangeShape,
     size: ShapeValue,
     bandwidths: tuple[float, float],
+    copies: ExchangeCopies | None = None,
 ) -> PhaseTime:
     """Return the time of one phase.
 
@@ -251,10 +272,13 @@ def phase_time(
         Bytes of a token.
     bandwidths
         NVLink and NIC of a GPU, bytes/s in one direction.
+    copies
+        `exchange_copies` of family and shape, where several costs have the same.
 
     """
     size = _floats(size)
-    limits = _limits(costs, FAMILIES[family], shape, size, bandwidths)
+    copies = copies or exchange_copies(family, shape)
+    limits = _limits(costs, FAMILIES[family], shape, copies, (size, *bandwidths))
     busiest = np.sum(limits**_SHARPNESS, axis=-1) ** (1 / _SHARPNESS) * 1e6
     fill = costs.fill_us
     filling = busiest * fill / (busiest + fill) if fill else np.zeros_like(busiest)
@@ -275,26 +299,22 @@ def _limits(
     costs: ExchangeCosts,
     family: ExchangeFamily,
     shape: ExchangeShape,
-    size: FloatArray,
-    bandwidths: tuple[float, float],
+    copies: ExchangeCopies,
+    sizes: tuple[FloatArray, float, float],
 ) -> FloatArray:
     """Return the seconds of SMs, NVLink and NIC for all tokens, in a last axis.
 
-    SMs and NVLink are those of the fullest rank, and the NIC is the busiest one.
+    SMs and NVLink are those of the fullest rank, and the NIC is the busiest one. `sizes` are
+    the bytes of a token, and the bandwidths of NVLink and NIC.
     """
-    tokens, fullest = _floats(shape.tokens), _floats(shape.fullest)
-    far = shape.busiest_far_copies(copies=family.copies)
-    if family.copies:
-        rows = _floats(shape.topk) * fullest
-        near = rows / shape.domains()
-    else:
-        rows = near = shape.ranks_of_token() * fullest
+    tokens, fullest, far = _floats(shape.tokens), _floats(shape.fullest), copies.far
+    size, nvlink, nic = sizes
     sms = _sms(costs, family, shape)
-    row_ns = (rows + costs.far_rows * far) * (costs.row_ns + costs.row_byte_ns * size)
+    row_ns = (copies.rows + costs.far_rows * far) * (costs.row_ns + costs.row_byte_ns * size)
     of_token = (costs.token_ns + costs.token_byte_ns * size) * fullest
     copying = (of_token + row_ns) * 1e-9 / sms
-    nvlink, nic = bandwidths
-    sending = near * (1 - 1 / _floats(shape.domain)) * size / (nvlink * costs.nvlink_share)
+    near = copies.near * (1 - 1 / _floats(shape.domain))
+    sending = near * size / (nvlink * costs.nvlink_share)
     leaving = far * size / (nic * costs.nic_share)
     busy = np.broadcast_arrays(tokens * copying, tokens * sending, tokens * leaving)
     return np.stack(busy, axis=-1)

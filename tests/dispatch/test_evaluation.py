@@ -52,6 +52,85 @@ def test_a_fit_is_measured_on_rows_held_out(tmp_path):
     assert "use the shipped ones" not in text
 
 
+def test_a_fit_is_measured_on_rows_of_more_tokens(tmp_path):
+    path = table(tmp_path / "slow.csv", [1.3] * len(TOKENS))
+    for row in json.loads(evaluated(path, "--calibrate", "--json"))["held_out"]:
+        assert row["beyond_rows"] == len(TOKENS) // 2
+        assert row["beyond_shipped_error"] == pytest.approx(1 - 1 / 1.3, rel=1e-3)
+        assert row["beyond_fitted_error"] < 1e-3
+
+
+def test_a_fit_that_fails_beyond_its_rows_is_warned_of(tmp_path):
+    path = table(tmp_path / "bent.csv", [1.2] * 4 + [1.08] * 4)
+    text = " ".join(evaluated(path, "--calibrate").split())
+    assert "constants fitted to rows of few tokens are worse on rows of more" in text
+
+
+def test_a_machine_of_another_speed_has_all_constants_scaled(tmp_path):
+    path = table(tmp_path / "slow.csv", [1.2] * len(TOKENS))
+    document = json.loads(evaluated(path, "--calibrate", "--json"))
+    assert len(document["calibration"]) >= 10
+    for one in document["calibration"]:
+        factor = 1 / 1.2 if one["constant"].endswith("_share") else 1.2
+        assert one["fitted"] == pytest.approx(factor * one["shipped"], rel=1e-4)
+        assert one["warning"] is None
+    assert all(one["p90_error"] < 1e-4 for one in document["errors"])
+
+
+@pytest.mark.parametrize(("factor", "text"), [
+    (0.3, "is above 1, more than the bandwidth of the links: check dispatch_us, and"),
+    (20, "is less than 10.0 % of that of the shipped kernels: check combine_us, and"),
+])  # fmt: skip
+def test_a_share_that_no_machine_has_is_warned_of(tmp_path, factor, text):
+    path = table(tmp_path / "odd.csv", [factor] * len(TOKENS))
+    assert text in " ".join(evaluated(path, "--calibrate").split())
+    rows = json.loads(evaluated(path, "--calibrate", "--json"))["calibration"]
+    assert {one["constant"] for one in rows if one["warning"]} == {"nvlink_share"}
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e-3])
+def test_times_in_other_units_are_an_error(tmp_path, factor):
+    path = table(tmp_path / "units.csv", [factor] * len(TOKENS))
+    with pytest.raises(ConfigError, match=r"column dispatch_us: times of deepep .*expected us"):
+        evaluate_exchanges(path)
+
+
+def test_a_bandwidth_in_other_units_is_an_error(tmp_path):
+    path = tmp_path / "rates.csv"
+    path.write_text(
+        "version,arch,kernel,ranks,nodes,tokens,hidden,topk,experts,phase,link,bandwidth_GBps\n"
+        "V1,H800,normal,8,1,4096,7168,8,256,dispatch,NVLink,153e9\n"
+    )
+    with pytest.raises(ConfigError, match=r"column bandwidth_GBps: .*expected GB/s"):
+        evaluate_exchanges(path)
+
+
+def test_a_published_bandwidth_is_as_published(tmp_path):
+    path = tmp_path / "rates.csv"
+    path.write_text(
+        "version,arch,kernel,ranks,nodes,tokens,hidden,topk,experts,phase,link,bandwidth_GBps,"
+        "latency_us\nV1,H800,low_latency,8,1,128,7168,8,288,combine,NVLink,127,114\n"
+    )
+    (row,) = evaluate_exchanges(path).rows
+    document = row.to_dict()
+    assert document["measured_bandwidth_bytes_per_s"] == pytest.approx(127e9)
+    ratio = document["predicted_combine_ns"] / 114e3
+    assert document["predicted_bandwidth_bytes_per_s"] == pytest.approx(127e9 / ratio)
+
+
+def test_the_worst_group_is_printed(tmp_path):
+    path = table(tmp_path / "rows.csv", [1.1] * len(TOKENS))
+    head, *lines = (tmp_path / "rows.csv").read_text().splitlines()
+    other = [line.replace("7168,8,256", "7168,4,256") for line in lines]
+    (tmp_path / "rows.csv").write_text("\n".join([head, *lines, *other]) + "\n")
+    worst = json.loads(evaluated(path, "--json"))["worst"]
+    assert (worst["ranks"], worst["topk"], worst["hidden"]) == (8, 4, 7168)
+    assert worst["rows"] == len(TOKENS)
+    assert worst["median_error"] > 0.2
+    text = " ".join(evaluated(path).split())
+    assert f"worst group: deepep {worst['phase']} on h100, 8 ranks, top 4, hidden 7168:" in text
+
+
 def test_a_fit_that_makes_other_rows_worse_is_warned_of(tmp_path):
     path = table(tmp_path / "uneven.csv", [1.5, 1.0] * (len(TOKENS) // 2))
     text = " ".join(evaluated(path, "--calibrate").split())

@@ -13,9 +13,12 @@ from docs import exchange_accuracy
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.exchange_calibration import (
     MeasuredExchange,
+    calibrated_costs,
     exchange_groups,
     fit_costs,
     read_exchanges,
+    relative_errors,
+    scaled_costs,
 )
 from fastcomm.hardware.expert_exchange import (
     FAMILIES,
@@ -212,6 +215,51 @@ def test_a_fit_recovers_planted_constants(phase):
     assert [getattr(fitted, name) for name in names] == pytest.approx(
         [getattr(costs, name) for name in names], rel=1e-3
     )
+
+
+FITTED = (
+    *("start_us", "pass_ns", "fill_us", "token_ns", "token_byte_ns"),
+    *("row_ns", "row_byte_ns", "nvlink_share"),
+)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_slower_machine_has_all_constants_scaled(phase):
+    shipped = shipped_costs()["deepep", "h100", "inside", phase]
+    group, seconds = planted(shipped, phase)
+    fitted = calibrated_costs([(group, 1.2 * seconds)], phase, shipped, FITTED)
+    assert group.time(fitted, phase).seconds == pytest.approx(1.2 * seconds)
+    assert fitted.start_us == pytest.approx(1.2 * shipped.start_us)
+    assert fitted.pass_ns == pytest.approx(1.2 * shipped.pass_ns)
+    assert fitted.nvlink_share == pytest.approx(shipped.nvlink_share / 1.2)
+    assert fitted.notify_share == shipped.notify_share
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_constant_that_rows_determine_moves_by_itself(phase):
+    shipped = shipped_costs()["deepep", "h100", "inside", phase]
+    costs = replace(shipped, row_byte_ns=2 * shipped.row_byte_ns)
+    group, seconds = planted(costs, phase)
+    names = [name for name in FITTED if getattr(shipped, name)]
+    fitted = calibrated_costs([(group, seconds)], phase, shipped, names)
+    assert fitted.row_byte_ns == pytest.approx(costs.row_byte_ns, rel=0.15)
+    off = np.abs(group.time(fitted, phase).seconds / seconds - 1)
+    assert np.median(off) < 0.02
+
+
+@given(st.integers(0, 10_000), st.floats(0.01, 2))
+def test_a_fit_is_never_worse_than_scaled_constants(seed, spread):
+    shipped = shipped_costs()["deepep", "h100", "inside", "combine"]
+    group, seconds = planted(shipped, "combine")
+    noise = np.exp(np.random.default_rng(seed).normal(0, spread, len(seconds)))
+    parts = [(group, seconds * noise)]
+    fitted = calibrated_costs(parts, "combine", shipped, FITTED)
+    scaled = scaled_costs(shipped, float(np.median(noise)))
+    off, other = (
+        np.abs(relative_errors(parts, "combine", costs)) for costs in (fitted, scaled)
+    )
+    for share in (50, 90):
+        assert np.percentile(off, share) <= np.percentile(other, share) + 1e-6
 
 
 HEAD = "mode,nodes,ranks,hidden,topk,experts,tokens,sms,dispatch_us"
