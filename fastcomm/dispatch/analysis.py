@@ -1,10 +1,13 @@
 """Time the all-to-all of a workload's experts, with a user's options."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from fastcomm.checks import check_type, invalid_value, non_default
+from fastcomm.compat.dispatch import STRATEGIES as COMPAT
 from fastcomm.compat.dispatch import original_bandwidth
 from fastcomm.dispatch.options import DispatchOptions
 from fastcomm.dispatch.recipe import Recipe
@@ -15,6 +18,10 @@ from fastcomm.errors import ConfigError, python_names
 from fastcomm.hardware.clusters import GpuLinks, load_links, rated_links
 from fastcomm.option_fields import build, shows
 from fastcomm.units import parse_bandwidth
+from fastcomm_kernels import _jit
+
+_LOG = logging.getLogger("fastcomm")
+_COMPILED = "workload", "placement", *COMPAT  # parts with kernels of their own
 
 
 def terms_for(recipe: Recipe, options: DispatchOptions, links: GpuLinks | None = None) -> Terms:
@@ -90,3 +97,18 @@ def simulate_dispatch(
         if option in non_default(chosen) and schedule not in names:
             raise ConfigError(f"simulate_dispatch: {option} needs the strategy {schedule!r}")
     return simulate(workload, names, terms_for(workload.recipe, chosen))
+
+
+@contextmanager
+def compiling(names: Iterable[str]) -> Iterator[None]:
+    """Say once on stderr that a first run compiles kernels, which takes most of a minute.
+
+    `names` are the schedules, and other parts, whose kernels the block runs.
+    """
+    parts = [f"dispatch-{name}" for name in names if name in _COMPILED]
+    new = [part for part in parts if not _jit.is_compiled(part)]
+    if new:
+        _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")
+    yield
+    for part in new:
+        _jit.mark_compiled(part)

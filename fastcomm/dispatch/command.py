@@ -121,11 +121,23 @@ class SimulationRequest:
             from fastcomm.show.files import write_result
 
             paths = write_result(result, files.output, "dispatch", xlsx=files.xlsx)
+            paths += _stage_files(result, files.output)
             say(*(f"wrote {path}" for path in paths))
         if files.as_json:
             print_json(result)
         else:
             show(result)
+
+
+def _stage_files(result: object, folder: Path) -> list[Path]:
+    """Write the stages of a simulation, if it has some, as CSV and Parquet."""
+    from fastcomm.dispatch.simulation import Simulation
+    from fastcomm.show.files import write_tables
+
+    one = getattr(result, "simulation", result)
+    if not isinstance(one, Simulation) or not (stages := one.stages()).num_rows:
+        return []
+    return write_tables(folder, {}, {"stages": stages})
 
 
 def simulates(*, draws: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -147,7 +159,7 @@ def simulates(*, draws: bool = False) -> Callable[[Callable[..., None]], Callabl
             request = SimulationRequest(shape=shape, network=network, files=files)
             command(request=request, **values)
 
-        files = result_options("dispatch.json, and the table as CSV and Parquet")
+        files = result_options("dispatch.json; table, stages of fast (CSV, Parquet)")
         drawing = DRAWING if draws else ()
         options = (
             *shape_options(defaults=draws),
@@ -197,6 +209,7 @@ def generate(
 ) -> None:
     """Draw a workload, and write one Parquet file per iteration."""
     from fastcomm.dispatch import workload
+    from fastcomm.dispatch.analysis import compiling
 
     if shape.law == "popularity" and popularity is None:
         raise ConfigError(
@@ -209,7 +222,8 @@ def generate(
         more["sources"] = _sources(hot_ranks, recipe)
     if recipe.law == "seed":
         more = {}
-    files = workload.write(recipe, output, **more)
+    with compiling(["workload"]):
+        files = workload.write(recipe, output, **more)
     click.echo(
         f"{inert(str(output))}: {counted(len(files), 'iteration')} of "
         f"{counted(recipe.num_layers, 'layer')}, {counted(recipe.tokens, 'token')} of "
@@ -238,11 +252,13 @@ def simulate(*, workload: Path, names: str, request: SimulationRequest) -> None:
     """
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation, tables
+    from fastcomm.dispatch.analysis import compiling
     from fastcomm.dispatch.workload import open_workload
 
     opened = open_workload(workload, request.shape)
-    terms = request.terms(opened.recipe)
-    result = simulation.simulate(opened, names.split(","), terms, available=STRATEGIES)
+    terms, chosen = request.terms(opened.recipe), names.split(",")
+    with compiling(chosen):
+        result = simulation.simulate(opened, chosen, terms, available=STRATEGIES)
     request.give(result, tables.show)
 
 
@@ -271,6 +287,7 @@ def compare(
     """
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation, tables
+    from fastcomm.dispatch.analysis import compiling
     from fastcomm.dispatch.schedules import STRATEGIES as OWN
     from fastcomm.dispatch.workload import Workload, open_workload
 
@@ -294,17 +311,15 @@ def compare(
 
         chosen = names.split(",") if names else tuple(OWN)
         network = request.network
-        compared = compare_kernels(options, shape, network, chosen, available=STRATEGIES)
+        with compiling(["workload", *chosen]):
+            compared = compare_kernels(options, shape, network, chosen, available=STRATEGIES)
         request.give(compared, tables.kernels)
         return
-    opened = open_workload(workload, shape) if workload else Workload.of(_recipe(shape))
-    result = simulation.simulate(
-        opened,
-        names.split(",") if names else tuple(STRATEGIES),
-        request.terms(opened.recipe),
-        available=STRATEGIES,
-        lenient=True,
-    )
+    chosen = names.split(",") if names else tuple(STRATEGIES)
+    with compiling(chosen if workload else ("workload", *chosen)):
+        opened = open_workload(workload, shape) if workload else Workload.of(_recipe(shape))
+        terms = request.terms(opened.recipe)
+        result = simulation.simulate(opened, chosen, terms, available=STRATEGIES, lenient=True)
     request.give(result, tables.compare)
 
 
@@ -341,20 +356,20 @@ def place(
     steps, says when a new placement pays for its moves.
     """
     from fastcomm.dispatch import placement_gain, tables
+    from fastcomm.dispatch.analysis import compiling
     from fastcomm.dispatch.expert_files import read_loads, read_placements
     from fastcomm.dispatch.workload import open_workload
 
     opened = open_workload(workload, request.shape)
     recipe = opened.recipe
     sizes = recipe.num_layers, recipe.experts
-    result = placement_gain.place_experts(
-        opened,
-        names.split(","),
-        request.terms(recipe),
-        options,
-        loads=None if load is None else read_loads(load, *sizes),
-        placed=None if before is None else read_placements(before, *sizes, recipe.gpus),
-    )
+    loads = None if load is None else read_loads(load, *sizes)
+    placed = None if before is None else read_placements(before, *sizes, recipe.gpus)
+    terms, chosen = request.terms(recipe), names.split(",")
+    with compiling(["placement", *chosen]):
+        result = placement_gain.place_experts(
+            opened, chosen, terms, options, loads=loads, placed=placed
+        )
     request.give(result, tables.place)
 
 
@@ -381,6 +396,7 @@ def sweep(*, over: tuple[str, ...], names: str, request: SimulationRequest) -> N
     """
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import tables
+    from fastcomm.dispatch.analysis import compiling
     from fastcomm.dispatch.sweep import parse_axis, simulate_grid
 
     axes = [parse_axis(text) for text in over]
@@ -388,9 +404,9 @@ def sweep(*, over: tuple[str, ...], names: str, request: SimulationRequest) -> N
     grid = dict(axes)
     _check_axes(grid, request.shape)
     shape = replace(request.shape, iter_num=request.shape.iter_num or 1)
-    result = simulate_grid(
-        _recipe(shape), grid, names.split(","), request.terms, available=STRATEGIES
-    )
+    recipe, chosen = _recipe(shape), names.split(",")
+    with compiling(["workload", *chosen]):
+        result = simulate_grid(recipe, grid, chosen, request.terms, available=STRATEGIES)
     request.give(result, tables.sweep)
 
 

@@ -13,7 +13,7 @@ send, NVLink receive.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,10 +73,19 @@ class FastSchedule:
         """Balancing, then the stages, each overlapped with the previous redistribution."""
         if not len(self.weights):
             return self.balance_s + self.own_s
-        overlapped = np.concatenate([[self.own_s], self.redist_s[:-1]])
-        return float(
-            self.balance_s + np.maximum(self.inter_s, overlapped).sum() + self.redist_s[-1]
-        )
+        return float(self.balance_s + self._slots_s.sum() + self.redist_s[-1])
+
+    @property
+    def start_s(self) -> NDArray[np.float64]:
+        """Seconds until each stage begins."""
+        slots = self._slots_s
+        return np.asarray(self.balance_s + np.cumsum(slots) - slots)
+
+    @property
+    def _slots_s(self) -> NDArray[np.float64]:
+        """Seconds from the start of each stage until the next one may begin."""
+        overlapped = np.concatenate([[self.own_s], self.redist_s])[: len(self.inter_s)]
+        return np.maximum(self.inter_s, overlapped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +96,16 @@ class FastPipeline:
     permutations: Numbers  # stage by stage: destination; a node's own number is padding
     weights: Matrix  # tokens of each stage
     queues: tuple[Numbers, Matrix]  # what GPUs send after balancing, as `kernels.rails` has it
+    slices: int  # into which each entry of a queue is cut: the first of all go first
     own: NDArray[np.int64]  # [node, GPU, GPU] inside nodes
-    balance_s: float  # before the first stage
+    start_s: NDArray[np.float64]  # until each stage begins
     inter_s: NDArray[np.float64]  # of each stage
     total_s: float
+
+    @property
+    def balance_s(self) -> float:
+        """Seconds of balancing before the first stage."""
+        return float(self.start_s[0]) if len(self.start_s) else 0.0
 
     @property
     def balanced(self) -> NDArray[np.int64]:
@@ -142,7 +157,7 @@ def schedule(
     parts, in_order = _balanced(block, intra, decomposition)
     if not len(in_order[1]):  # nothing leaves a node
         return _published(parts, in_order, (inter, intra))
-    search = _PipelineSearch(block, parts["servers"], (inter, intra), decomposition)
+    search = _PipelineSearch(block, parts["servers"], in_order, (inter, intra), decomposition)
     candidates: list[FastSchedule | FastPipeline] = [search.best()]
     if len(in_order[1]) <= _FEW_STAGES:
         candidates.append(_published(parts, in_order, (inter, intra)))
@@ -215,11 +230,16 @@ class _PipelineSearch:
         self,
         block: NDArray[np.int64],
         servers: Matrix,
+        even: Stages,
         costs: tuple[Cost, Cost],
         decomposition: str,
     ) -> None:
-        """Prepare a demand; `servers` has the balanced load of a NIC by pair of nodes."""
+        """Prepare a demand; `servers` has the balanced load of a NIC by pair of nodes.
+
+        `even` are the stages of that load.
+        """
         self.block, self.servers, self.decomposition = block, servers, decomposition
+        self.even = even
         self.inter, self.intra = costs
         nodes, self.width = len(block), block.shape[2]
         self.own = np.stack([block[n, n] for n in range(nodes)])
@@ -238,7 +258,8 @@ class _PipelineSearch:
         best = self._fastest(self.least_s, in_turn=are_links_slow)
         if not are_links_slow and best.total_s > _NEAR * self.least_s:
             best = self._faster(best, self.least_s)
-        for share in _SHARES:
+        # Of many nodes, other times to reach take long and rarely help: demands are alike.
+        for share in _SHARES if len(self.own) <= _FEW_NODES else ():
             if best.total_s <= _NEAR * self.least_s:
                 break
             best = self._faster(best, self.least_s + share * (best.total_s - self.least_s))
@@ -255,7 +276,8 @@ class _PipelineSearch:
         `in_turn` is whether parts of all stages take turns.
         """
         queues, servers = self._queues(target_s)
-        stage = by_size(stages(servers, self.decomposition))
+        is_even = np.array_equal(servers, self.servers)
+        stage = by_size(self.even if is_even else stages(servers, self.decomposition))
         tokens, nodes = float(stage[1].sum()), len(self.own)
         # Of many nodes, stages are short as they are, and mixing would take long.
         mixing = max(1, min(_SLICES, _SLICES * _FEW_NODES**2 // nodes**2)), _AHEAD
@@ -263,7 +285,7 @@ class _PipelineSearch:
         for count in _cuts(nodes, tokens, self.inter):
             permutations, weights = cut = _cut(stage, count, in_turn=in_turn)
             inter_s = np.asarray(self.inter.start_s + weights * self.inter.unit_s, np.float64)
-            first_s, total_s = kernels.pipelined(
+            start_s, total_s = kernels.pipelined(
                 queues, cut, mixing, inter_s, self.own, self.intra.pair
             )
             timed.append(
@@ -272,8 +294,9 @@ class _PipelineSearch:
                     permutations=permutations,
                     weights=weights,
                     queues=queues,
+                    slices=mixing[0],
                     own=self.own,
-                    balance_s=first_s,
+                    start_s=start_s,
                     inter_s=inter_s,
                     total_s=total_s,
                 )
@@ -466,6 +489,41 @@ class Bottleneck:
         return f"GPU {self.gpu} {self.link} {self.direction}"
 
 
+@dataclass(frozen=True, slots=True)
+class NodeSends:
+    """What nodes send to each other in the stages of a schedule, an element per send.
+
+    GPU i of a node sends to GPU i of the other one.
+    """
+
+    stage: NDArray[np.int64]
+    node: NDArray[np.int64]
+    destination: NDArray[np.int64]
+    tokens: NDArray[np.int64]  # of the fullest GPU of the node
+    start_s: NDArray[np.float64]
+    stop_s: NDArray[np.float64]  # of the stage
+
+    @classmethod
+    def of(cls, plan: FastSchedule | FastPipeline) -> Self:
+        """Return the sends of a schedule, without those of stages that a pair does not need."""
+        count, nodes = plan.permutations.shape
+        stage, node = (axis.ravel() for axis in np.indices((count, nodes)))
+        destination = plan.permutations.ravel().astype(np.int64)
+        # What a pair may send before a stage, and then.
+        order = np.lexsort((stage, destination, node))
+        pair, weights = (node * nodes + destination)[order], plan.weights[stage[order]]
+        total = np.cumsum(weights) - weights
+        first = np.flatnonzero(np.diff(pair, prepend=-1))
+        sizes = np.diff(first, append=len(pair))
+        before = total - np.repeat(total[first], sizes)
+        tokens = np.empty(len(order), np.int64)
+        tokens[order] = np.clip(plan.servers.ravel()[pair] - before, 0, weights)
+        some = np.flatnonzero((tokens > 0) & (node != destination))
+        start_s = plan.start_s[stage]
+        columns = stage, node, destination, tokens, start_s, start_s + plan.inter_s[stage]
+        return cls(*(column[some] for column in columns))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """Times and loads of one layer under one schedule."""
@@ -476,6 +534,7 @@ class Timing:
     loads: Matrix
     bottleneck: Bottleneck
     combine_s: float | None = None
+    sends: NodeSends | None = None  # of dispatch, for schedules with stages
 
 
 class NoAnswerError(FastcommError):
@@ -776,6 +835,7 @@ def _fast(
         loads=loads,
         bottleneck=busiest(loads, loads * _weights(terms.links)),
         combine_s=combined.total_s,
+        sends=NodeSends.of(dispatched),
     )
 
 

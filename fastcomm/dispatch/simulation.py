@@ -20,6 +20,19 @@ from fastcomm.units import format_s
 from fastcomm_kernels.arrays import Matrix
 
 NS = 1e9  # nanoseconds per second
+_STAGES = pa.schema(
+    [
+        ("strategy", pa.string()),
+        ("iteration", pa.int64()),
+        ("layer", pa.int64()),
+        ("stage", pa.int64()),
+        ("node", pa.int64()),
+        ("destination", pa.int64()),
+        ("bytes", pa.int64()),  # of the fullest GPU of the node
+        ("start_ns", pa.float64()),  # of the stage, after the start of dispatch
+        ("stop_ns", pa.float64()),
+    ]
+)
 _LINK_LOADS = ("inter_tx", "inter_rx", "intra_tx", "intra_rx")
 
 
@@ -151,6 +164,27 @@ class Simulation(TableResult):
             for number, layer in enumerate(strategy.layers)
         ]
         return pa.Table.from_pylist(rows)
+
+    def stages(self) -> pa.Table:
+        """Return what nodes send in the stages of `fast` and `fast-published`.
+
+        A row per strategy, iteration, layer, stage and sending node: its destination, the bytes
+        of its fullest GPU, and start and end of the stage in ns after the start of dispatch.
+        """
+        size, count = self.terms.token_bytes, self.recipe.num_layers
+        tables = [_STAGES.empty_table()]
+        for name, strategy in self.strategies.items():
+            for number, layer in enumerate(strategy.layers):
+                if (sends := layer.sends) is None:
+                    continue
+                columns = (
+                    *([value] * len(sends.stage) for value in (name, *divmod(number, count))),
+                    *(sends.stage, sends.node, sends.destination, sends.tokens * size),
+                    *(sends.start_s * NS, sends.stop_s * NS),
+                )
+                arrays = map(pa.array, columns, _STAGES.types)
+                tables.append(pa.Table.from_arrays(list(arrays), schema=_STAGES))
+        return pa.concat_tables(tables)
 
     def figures(self) -> dict[str, str]:
         """Return the size of the cluster, and the time of each strategy, fastest first."""

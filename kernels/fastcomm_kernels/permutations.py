@@ -528,7 +528,7 @@ def pipelined(
     inter_s: Floats,
     own: Blocks,
     cost: SendCost,
-) -> tuple[float, float]:
+) -> tuple[Floats, float]:
     """Return the time of stages whose moves inside nodes overlap other stages.
 
     Before a stage, what its GPUs send moves to them; after it, what they got moves on. A stage
@@ -554,8 +554,8 @@ def pipelined(
 
     Returns
     -------
-    float
-        Seconds until the first stage begins.
+    ndarray
+        Seconds until each stage begins.
     float
         Seconds until everything has arrived.
 
@@ -576,7 +576,8 @@ def pipelined(
     waits = np.zeros((ring, nodes), np.bool_)  # for moves before a stage
     backlog = own.copy()
     used, room = np.zeros((width, width), np.bool_), np.zeros((2, width))
-    now = first = 0.0
+    begins = np.zeros(count)
+    now = 0.0
     sent = 0
     for p in range(-1, count):
         while sent < min(count, p + 1 + ahead):
@@ -615,9 +616,10 @@ def pipelined(
                 take(backlog[n], used, room, cost)
             if p >= 0:
                 backlog[n] += after[p % ring, n]
-        first = slot if p < 0 else first
         now += slot
+        if p + 1 < count:
+            begins[p + 1] = now
     last = 0.0
     for n in range(nodes):
         last = max(last, port_time(backlog[n], cost))
-    return first, now + last
+    return begins, now + last

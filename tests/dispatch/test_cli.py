@@ -13,6 +13,7 @@ from fastcomm.dispatch.analysis import terms_for
 from fastcomm.dispatch.options import DispatchOptions
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import ConfigError
+from fastcomm_kernels import _jit
 
 SMALL = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --iter-num 2 --topk 2"
 KEYS = {
@@ -50,6 +51,43 @@ def test_the_original_report_is_reproduced_exactly(tmp_path, name, options):
         found["strategies"]["deepep-compat"]["total_latency_ns"]
         == reference["total_deepep"] * 1e9
     )
+
+
+def test_a_first_run_says_that_it_compiles(made, monkeypatch):
+    marks = set()
+    monkeypatch.setattr(_jit, "is_compiled", marks.__contains__)
+    monkeypatch.setattr(_jit, "mark_compiled", marks.add)
+    commands = [
+        (f"simulate {made} --schedules deepep,direct", {"deepep", "direct"}),
+        (f"place {made} --schedules deepep", {"placement"}),
+        (f"compare {SMALL} --schedules deepep", {"workload"}),
+    ]
+    for command, new in commands:
+        before = set(marks)
+        first, second = (
+            CliRunner().invoke(main, ["dispatch", *command.split()]) for _ in range(2)
+        )
+        assert "compiling its kernels" in first.stderr
+        assert "compiling its kernels" not in second.stderr
+        assert marks - before == {f"dispatch-{part}" for part in new}
+    done = CliRunner().invoke(main, ["dispatch", "simulate", str(made), "--schedules", "../x"])
+    assert "compiling" not in done.output
+
+
+def test_the_stages_of_fast_are_written(made, tmp_path):
+    document = json.loads(
+        said(f"simulate {made} --schedules deepep,fast,fast-published -o {tmp_path} --json")
+    )
+    rows = pq.read_table(tmp_path / "stages.parquet").to_pylist()
+    assert (tmp_path / "stages.csv").exists()
+    assert {row["strategy"] for row in rows} <= {"fast", "fast-published"}
+    for row in rows:
+        layer = document["strategies"][row["strategy"]]["layers"][row["iteration"]]
+        assert 0 <= row["start_ns"] < row["stop_ns"] <= layer["latency_ns"] * (1 + 1e-9)
+        assert row["node"] != row["destination"]
+        assert row["bytes"] > 0
+    said(f"simulate {made} --schedules deepep -o {tmp_path}/none")
+    assert not (tmp_path / "none" / "stages.parquet").exists()
 
 
 def test_a_simulation_is_one_json_object(made):

@@ -146,6 +146,34 @@ def test_fast_is_never_slower_than_direct_messages(nodes, share, intra):
         assert fast.combine_s <= other.combine_s * (1 + 1e-12)
 
 
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(2, 2), (3, 2), (5, 4)]),
+    st.sampled_from([schedules.schedule, schedules.published_schedule]),
+)
+def test_sends_of_stages_carry_all_that_leaves_a_node(seed, shape, scheduled):
+    nodes, width = shape
+    random = np.random.default_rng(seed)
+    gpus = nodes * width
+    demand = random.integers(0, 50, (gpus, gpus)) * (random.random((gpus, gpus)) < 0.5)
+    inter, intra = Cost(start_s=0.1, unit_s=1.0), Cost(start_s=0.01, unit_s=0.2)
+    plan = scheduled(demand, width, inter, intra)
+    sends = schedules.NodeSends.of(plan)
+    pairs = np.zeros((nodes, nodes), np.int64)
+    np.add.at(pairs, (sends.node, sends.destination), sends.tokens)
+    np.fill_diagonal(demand, 0)
+    between = demand.reshape(nodes, width, nodes, width).sum(axis=(1, 3))
+    np.fill_diagonal(between, 0)
+    assert (pairs * width >= between).all()
+    assert ((pairs > 0) == (between > 0)).all()
+    for side in (sends.node, sends.destination):
+        assert len(set(zip(sends.stage.tolist(), side.tolist(), strict=True))) == len(side)
+    assert (sends.stop_s >= sends.start_s + sends.tokens).all()
+    assert (sends.stop_s <= plan.total_s * (1 + 1e-12)).all()
+    stop_s = plan.start_s + plan.inter_s
+    assert (stop_s[:-1] <= plan.start_s[1:] * (1 + 1e-12)).all()
+
+
 def test_balance_closes_the_gap_of_skewed_senders():
     recipe = Recipe.of(law="bimodal", zipf_alpha=1.01, seq_len=512, batch_size=32, iter_num=1)
     found = simulate(Workload.of(recipe), EXACT)

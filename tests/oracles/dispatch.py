@@ -284,7 +284,7 @@ def make_all(due, slot, width, cost):
 
 
 def pipeline_time(queues, stages, own, inter_s, cost, ahead):
-    """Seconds until the first stage begins, and until all has arrived.
+    """Seconds until each stage begins, and until all has arrived.
 
     `stages` has (permutation, weight), `own` the tokens inside each node by GPU and GPU. While
     a stage runs, a node makes the moves before the next one, which begins after them. In the
@@ -305,7 +305,7 @@ def pipeline_time(queues, stages, own, inter_s, cost, ahead):
     assert not any(queue for (s, d, _), queue in queues.items() if s != d)
     cells = [(i, j) for i in range(width) for j in range(width)]
     backlog = [Counter({(i, j): part[i][j] for i, j in cells}) for part in own]
-    now, first = 0.0, None
+    now, starts = 0.0, []
     for p in range(-1, count):
         slot = inter_s[p] if p >= 0 else 0.0
         if p + 1 < count:
@@ -315,6 +315,6 @@ def pipeline_time(queues, stages, own, inter_s, cost, ahead):
             make_all([*due, backlog[n]], slot, width, cost)
             if p >= 0:
                 backlog[n].update(after[p][n])
-        first = slot if first is None else first
         now += slot
-    return first, now + max(port_time(moves, width, cost) for moves in backlog)
+        starts.append(now)
+    return starts[:count], now + max(port_time(moves, width, cost) for moves in backlog)
