@@ -32,6 +32,7 @@ _MORE_WORK = 50_000  # the same, of searches from other divisions of experts
 _SHARES = 16  # of load that replicas have at most, of all that are tried
 _LEAST_SHARE = 0.3  # of the least possible load of the heaviest GPU
 _STARTS = 2  # of other divisions that the search goes on from
+_RESTART_WORK = 700_000  # the same, of searches from random divisions
 _GROUP_WORK = 20_000  # the same, of groups of experts on nodes, of which there are few
 
 
@@ -207,6 +208,7 @@ def _place_globally(load: Loads, replicas: int, gpus: int, bar: float | None = N
     floor = least_load(load, replicas, gpus)
     if weight > _EVEN * floor:
         best = _divided(load, _lightened(load, best, gpus, floor, _WORK), gpus, floor)
+        best = _restarted(load, best, gpus, floor)
     if starts_as_eplb:
         return best
     if bar is None:
@@ -238,14 +240,34 @@ def _divided(load: Loads, logical: Table, gpus: int, floor: float) -> Table:
     if most <= _EVEN * floor:
         return logical
     slots = np.ascontiguousarray(logical.reshape(gpus, -1))
-    smallest = max(_shared(load, replicated(load, len(logical))).max(), _LEAST_SHARE * floor)
-    weights, packings = kernels.divided(load, slots, (smallest, most), _SHARES)
+    shares = _least_share(load, len(logical), floor), most
+    weights, packings = kernels.divided(load, slots, shares, _SHARES)
     best = [at for at in np.argsort(weights)[:_STARTS].tolist() if weights[at] < np.inf]
     lighter = [
         kernels.lightened(load, start, NEAR * floor, _MORE_WORK, (NEAR - 1) * floor).ravel()
         for start in (slots, *packings[best])
     ]
     return min([logical, *lighter], key=lambda own: heaviest(load, own, gpus))
+
+
+def _least_share(load: Loads, replicas: int, floor: float) -> float:
+    """Return the smallest share of load that replicas may be bounded by."""
+    return float(max(_shared(load, replicated(load, replicas)).max(), _LEAST_SHARE * floor))
+
+
+def _restarted(load: Loads, logical: Table, gpus: int, floor: float) -> Table:
+    """Return a lighter placement from random divisions of the experts, if there is one.
+
+    Arguments and result are those of `_divided`.
+    """
+    most = heaviest(load, logical, gpus)
+    if most <= _EVEN * floor:
+        return logical
+    shares = _least_share(load, len(logical), floor), most
+    slots = np.ascontiguousarray(logical.reshape(gpus, -1))
+    return np.asarray(
+        kernels.restarted(load, slots, shares, NEAR * floor, _RESTART_WORK).ravel()
+    )
 
 
 def _capped(load: Loads, replicas: int, gpus: int) -> Iterator[Table]:

@@ -349,6 +349,92 @@ def divided(
 
 
 @kernel
+def draw_counts(
+    load: Floats,
+    shares: tuple[float, float],
+    total: int,
+    most: int,
+    word: np.uint64,
+    count: Matrix,
+) -> np.uint64:
+    """Write replicas of experts with at most a random share of load; return the next word.
+
+    What remains goes to the largest replicas below a random part of the share, as if loads were
+    up to a half more. Experts have `most` replicas at most; there are too few in all if a share
+    is too small.
+    """
+    share, part = shares[0], 1.0
+    for draw in range(2):
+        word = shuffled(word)
+        number = np.int64(word >> np.uint64(11)) / 2.0**53
+        if draw == 0:
+            share *= (shares[1] / shares[0]) ** number
+        else:
+            part = 0.2 + number
+    spare = total
+    for e in range(len(load)):
+        count[e] = min(most, max(1, int(np.ceil(load[e] / share - 1e-9))))
+        spare -= count[e]
+    while spare > 0:
+        chosen, best = -1, -1.0
+        for e in range(len(load)):
+            word = shuffled(word)
+            own = load[e] / count[e]
+            worth = own * (1.0 + np.int64(word >> np.uint64(11)) / 2.0**54)
+            if own <= part * share and count[e] < most and worth > best:
+                chosen, best = e, worth
+        if chosen < 0:
+            break
+        count[chosen] += 1
+        spare -= 1
+    return word
+
+
+@kernel
+def shuffled(word: np.uint64) -> np.uint64:
+    """Return the next random word."""
+    word ^= word << _S13
+    word ^= word >> _S7
+    return word ^ (word << _S17)
+
+
+@kernel
+def restarted(
+    load: Floats, slots: Matrix, shares: tuple[float, float], target: float, work: int
+) -> Matrix:
+    """Return slots whose heaviest GPU is lighter, or as heavy, after searches from many starts.
+
+    A start has replicas of at most a random share of load, between the two `shares`. Other
+    parameters are those of `lightened`.
+    """
+    best, now = slots.copy(), slots.copy()
+    gpus, experts = len(slots), len(load)
+    has_spare = bool(slots.size > experts)
+    weight = np.zeros(gpus)
+    count, _ = counted(best, experts)
+    weigh(load, best, count, weight)
+    least = weight.max()
+    word, turn = _SEED, 0
+    while work > 0 and least > target:
+        word = draw_counts(load, shares, slots.size, gpus, word, count)
+        work -= slots.size * 4
+        if count.sum() != slots.size or packed_apart(load, count, now, np.inf) == np.inf:
+            continue
+        count, on = counted(now, experts)
+        weigh(load, now, count, weight)
+        state = now, count, on, weight
+        if turn % 2 == 1:
+            word = kick(state, int(np.argmax(weight)), 2 + turn % 3, word, has_spare)
+            weigh(load, now, count, weight)
+        turn += 1
+        work = descend(load, state, target, work, has_spare, 0.0)
+        if weight.max() < least:
+            least = weight.max()
+            best[:] = now
+    return best
+
+
+@kernel
 def settled(load: Floats, slots: Matrix, was: Matrix, width: int, most: float) -> Matrix:
     """Return slots after swaps that bring experts back to GPUs that had them.
 

@@ -397,6 +397,26 @@ def test_few_slots_are_not_filled_by_replicas_of_hot_experts():
     assert hot.sum() == 8
 
 
+def test_few_experts_on_each_gpu_are_placed_in_the_best_way():
+    """No placement without two replicas on a GPU is better: all of them were tried."""
+    load = np.array([884.0, 7.9, 255.0, 821.9, 58.5, 141.5, 524.0, 11.8])
+    found = placement.place(load, 16, 1, 1, 8)
+    assert placement.heaviest(load, found.logical, 8) == pytest.approx(358.967, rel=1e-5)
+
+
+@pytest.mark.compiled
+def test_loads_with_many_idle_experts_are_near_the_bound():
+    ratios = []
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        load = np.round(random.gamma(1, 1, 64) * (random.random(64) < 0.25) * 1e4)
+        found = placement.place(load, 80, 1, 1, 16)
+        floor = placement.least_load(load, 80, 16)
+        ratios.append(placement.heaviest(load, found.logical, 16) / floor)
+    assert np.mean(ratios) < 1.04
+    assert max(ratios) < 1.11
+
+
 def test_each_layer_is_placed_by_its_own_load():
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=40, num_layers=2, iter_num=2,
                        batch_size=1)  # fmt: skip

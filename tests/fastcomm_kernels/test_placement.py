@@ -45,6 +45,20 @@ def test_the_search_finds_the_best_of_all_placements(experts, gpus, room):
         assert heaviest(load, found.tolist()) == pytest.approx(best, rel=1e-9)
 
 
+@pytest.mark.parametrize(("experts", "gpus", "room"), [(4, 3, 2), (6, 3, 2), (5, 2, 3)])
+def test_a_search_from_random_starts_finds_the_best_of_all_placements(experts, gpus, room):
+    for seed in range(12):
+        load = np.random.default_rng(seed).lognormal(0, 1, experts)
+        slots = start(experts, gpus, room)
+        most = heaviest(load.tolist(), slots.tolist())
+        with np.errstate(over="ignore"):
+            found = placement.restarted(load, slots, (0.1 * most, most), 0.0, 20_000)
+        assert {expert for own in found.tolist() for expert in own} == set(range(experts))
+        assert all(len(set(own)) == room for own in found.tolist())
+        best = lightest(load.tolist(), gpus, room)
+        assert heaviest(load, found.tolist()) == pytest.approx(best, rel=1e-9)
+
+
 @given(st.integers(0, 1 << 20), st.sampled_from([(9, 4, 3), (12, 4, 3), (7, 2, 5)]))
 def test_the_search_keeps_every_expert_and_makes_no_gpu_heavier(seed, shape):
     load = np.random.default_rng(seed).gamma(0.7, 1, shape[0])
