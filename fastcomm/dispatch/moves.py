@@ -141,8 +141,9 @@ def bounded(
     """Return a placement with at most `most_moves` moves from another one.
 
     That is the best one of all if it has few enough moves. Otherwise the one before gets its
-    new replicas, and then, as long as moves remain, the replica or the swap that helps the
-    heaviest GPU most. Some of these moves are undone and made elsewhere if that is better.
+    new replicas, those without a move on GPUs that have the expert, and then, as long as moves
+    remain, the replica or the swap that helps the heaviest GPU most. Some of these moves are
+    undone and made elsewhere if that is better.
 
     Parameters
     ----------
@@ -160,7 +161,7 @@ def bounded(
     Raises
     ------
     ConfigError
-        If new replicas alone are more moves, or an argument does not suit the others.
+        If an argument does not suit the others.
 
     """
     gpus, load = cluster[1], np.asarray(load, np.float64)
@@ -169,18 +170,40 @@ def bounded(
     target = NEAR * least_load(load, replicas, gpus)
     if fits and heaviest(load, best.logical, gpus) <= target:
         return best
-    slots = _with_empty(before, replicas)
-    rest = most_moves - int((slots == before.experts).sum())
-    if rest < 0:
-        raise ConfigError(
-            f"--max-moves {most_moves}: {replicas - len(before.logical)} new replicas are more "
-            "moves already"
-        )
-    changed = _changed(load, slots, (_domain(groups, cluster), rest, target))
+    slots, domain = _with_empty(before, replicas), _domain(groups, cluster)
+    new = int((slots == before.experts).sum())
+    needed = max(0, new - most_moves)
+    choices = [best] if fits else []
+    # A replica on a GPU that has the expert is no move, and leaves one for elsewhere.
+    for twins in sorted({needed, new}):
+        if choices and heaviest(load, choices[-1].logical, gpus) <= target:
+            break
+        goal = domain, most_moves - new + twins, target
+        choices.append(_changed(load, _with_twins(load, slots, twins), goal))
     return min(
-        (best, changed) if fits else (changed,),
+        choices,
         key=lambda one: (heaviest(load, one.logical, gpus), int(moves_to(before, one).sum())),
     )
+
+
+def _with_twins(load: Loads, slots: Table, number: int) -> Table:
+    """Return slots, a `number` of the empty ones with an expert that their GPU has.
+
+    These are on the heaviest GPUs, and each is the expert that makes its GPU least heavier.
+    """
+    slots, experts = slots.copy(), len(load)
+    for _ in range(number):
+        full = slots < experts
+        own = np.where(full, slots, 0)
+        count = np.bincount(slots[full], minlength=experts)
+        share = np.where(full, (load / count)[own], 0.0)
+        same = (slots[:, :, None] == slots[:, None, :]).sum(axis=2)
+        rise = np.where(full, (same + 1) * load[own] / (count[own] + 1) - same * share, np.inf)
+        weight = np.where(full.all(axis=1), -np.inf, share.sum(axis=1))
+        gpu = int(np.argmax(weight))
+        empty = int(np.flatnonzero(~full[gpu])[0])
+        slots[gpu, empty] = slots[gpu, int(np.argmin(rise[gpu]))]
+    return slots
 
 
 def placed_anew(
