@@ -17,7 +17,7 @@ import pyarrow as pa
 from fastcomm.checks import check_path
 from fastcomm.dispatch.options import ExchangeOptions
 from fastcomm.errors import ConfigError, python_names
-from fastcomm.hardware.clusters import Cluster, load
+from fastcomm.hardware.clusters import Cluster, check_gpu, load
 from fastcomm.hardware.exchange_calibration import (
     FEWEST,
     ExchangeGroup,
@@ -354,8 +354,7 @@ def evaluate_exchanges(
     options = ExchangeOptions(cluster=cluster, calibrate=calibrate)
     cluster = options.cluster or cluster
     hardware, rows = load(cluster), read_exchanges(Path(path), _gates())
-    if not hardware.gpu:
-        raise ConfigError(f"{cluster}: no key gpu, whose kernels would be priced")
+    check_gpu(hardware, cluster)
     groups = _groups(rows, hardware)
     measured = _measured(groups, rows)
     _check_units(measured, rows, path)
@@ -406,6 +405,10 @@ def _check_row(row: MeasuredExchange, where: str, hardware: Cluster) -> None:
         raise ConfigError(
             f"{where}: {ranks} ranks{nodes}; a node of {hardware.name} has {room} GPUs"
         )
+    if ranks == 1:
+        raise ConfigError(f"{where}: 1 rank exchanges nothing")
+    if row.experts < ranks:
+        raise ConfigError(f"{where}: {row.experts} experts are fewer than the {ranks} ranks")
     check_sms(row.sms, row.gpu or hardware.gpu, where)
 
 

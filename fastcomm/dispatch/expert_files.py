@@ -33,7 +33,7 @@ _AXES = (("step", _MOST_STEPS), ("layer", MOST_LAYERS), ("expert", MOST_EXPERTS)
 _COUNT = "logical_count"
 _NDIM = (2, 3)  # layers and experts, with or without steps
 # What vLLM logs of its balancer: the mean and the largest load of a rank.
-_VLLM = re.compile(r"EPLB step: [0-9]{1,18} for model .{0,400}?balancedness=")
+_VLLM = re.compile(r"\bbalancedness=")
 
 
 def read_loads(path: Path, layers: int, experts: int) -> StepLoads:
@@ -106,7 +106,7 @@ def _of_text(path: Path, layers: int) -> StepLoads:
     if _VLLM.search(text):
         raise ConfigError(
             f"{path}: vLLM's log has the balance of ranks, and not the load of experts; write "
-            "a table of layer, expert and tokens"
+            "a table of layer, expert and tokens, from its expert_load_pass"
         )
     try:
         numbers = [float(part) for part in text.replace(",", " ").split()]

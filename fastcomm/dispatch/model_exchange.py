@@ -21,7 +21,7 @@ from fastcomm.dispatch.traffic import Bounds, Traffic, bounds, busiest_proxy, la
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import clusters
-from fastcomm.hardware.clusters import Cluster, GpuLinks
+from fastcomm.hardware.clusters import Cluster, GpuLinks, check_gpu
 from fastcomm.hardware.expert_exchange import (
     FAMILIES,
     LIMITS,
@@ -284,8 +284,7 @@ def _layer(
     options: ModelOptions, model: Model, experts: Experts, cluster: Cluster
 ) -> ModelLayer:
     """Return the layer; ConfigError if the ranks do not fill nodes of the cluster."""
-    if not cluster.gpu:
-        raise ConfigError(f"{cluster.name}: no key gpu, whose kernels would be priced")
+    check_gpu(cluster, cluster.name)
     ranks = options.ep or 1
     if ranks > cluster.gpus_per_node and ranks % cluster.gpus_per_node:
         raise ConfigError(

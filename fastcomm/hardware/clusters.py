@@ -140,6 +140,16 @@ def load(name: str | Path) -> Cluster:
     return parse(_text(name), str(name))
 
 
+def check_gpu(cluster: Cluster, where: str | Path) -> None:
+    """Raise ConfigError if a cluster does not say which GPU it has; `where` begins it."""
+    if not cluster.gpu:
+        others = [name for name in shipped() if load(name).gpu]
+        raise ConfigError(
+            f"{where}: no key gpu, whose kernels would be priced; clusters that have it: "
+            f"{', '.join(others)}"
+        )
+
+
 def load_links(name: str | Path, gpus_per_node: int) -> GpuLinks:
     """Return the links of a GPU in a shipped cluster, or in one that a TOML file describes.
 

@@ -195,6 +195,8 @@ def test_a_table_may_have_the_groups_of_a_token(tmp_path):
     ("normal,1,64,7168,8,256,4096,24,,", "row 2: 64 ranks on 1 node; a node of H100-SXM has 8"),
     ("normal,2,32,7168,8,256,4096,24,,", "row 2: 32 ranks on 2 nodes; a node of H100"),
     ("normal,,12,7168,8,256,4096,24,,", "row 2: 12 ranks; a node of H100-SXM has 8"),
+    ("normal,1,1,7168,8,256,4096,24,,", "row 2: 1 rank exchanges nothing"),
+    ("normal,1,8,7168,2,4,4096,24,,", "row 2: 4 experts are fewer than the 8 ranks"),
     ("normal,1,8,7168,8,256,4096,1000,,", "row 2: 1000 SMs, but H100-SXM has 132"),
 ])  # fmt: skip
 def test_a_row_that_the_cluster_cannot_run_is_an_error(tmp_path, row, error):
@@ -212,6 +214,13 @@ def test_kernels_on_a_gpu_that_cannot_run_them_are_an_error(tmp_path):
     path.write_text(HYBRID.format("", "", "").replace("hybridep", "trtllm"))
     with pytest.raises(ConfigError, match=r"trtllm: runs on GB200 and GB300 only \(row 1\)"):
         evaluate_exchanges(path, "dgx-h100")
+
+
+def test_a_cluster_without_a_gpu_is_an_error_that_names_others(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(HEAD + "normal,1,8,7168,8,256,4096,24,,\n")
+    with pytest.raises(ConfigError, match=r"no key gpu.*; clusters that have it: .*dgx-h100"):
+        evaluate_exchanges(path, "a800")
 
 
 def test_a_model_without_the_gate_has_no_limit(tmp_path):
