@@ -95,6 +95,9 @@ def schedules_option(default: str | None) -> Callable[[F], F]:
     )
 
 
+_WITH_STAGES = "dispatch.json; table, stages of fast (CSV, Parquet)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRequest:
     """What every command that simulates is asked: a workload's shape, links, and files."""
@@ -140,11 +143,13 @@ def _stage_files(result: object, folder: Path) -> list[Path]:
     return write_tables(folder, {}, {"stages": stages})
 
 
-def simulates(*, draws: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def simulates(
+    *, draws: bool = False, files: str = "dispatch.json, and the table as CSV and Parquet"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds the options of a command that simulates.
 
     The command gets a `SimulationRequest` as `request`. One that `draws` a workload takes the
-    options of drawing, too.
+    options of drawing, too. `files` are those of `--output`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -159,13 +164,12 @@ def simulates(*, draws: bool = False) -> Callable[[Callable[..., None]], Callabl
             request = SimulationRequest(shape=shape, network=network, files=files)
             command(request=request, **values)
 
-        files = result_options("dispatch.json; table, stages of fast (CSV, Parquet)")
         drawing = DRAWING if draws else ()
         options = (
             *shape_options(defaults=draws),
             *drawing,
             *options_of(DispatchOptions),
-            files,
+            result_options(files),
         )
         built = builds(shape=WorkloadOptions, network=DispatchOptions)(call)
         return with_options(options)(built)
@@ -238,7 +242,7 @@ def generate(
 )
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
 @schedules_option("deepep,fast")
-@simulates()
+@simulates(files=_WITH_STAGES)
 def simulate(*, workload: Path, names: str, request: SimulationRequest) -> None:
     """Simulate a workload under some strategies.
 
@@ -271,7 +275,7 @@ def simulate(*, workload: Path, names: str, request: SimulationRequest) -> None:
 @schedules_option(None)
 @builds(options=ModelOptions)
 @with_options(options_of(ModelOptions))
-@simulates(draws=True)
+@simulates(draws=True, files=_WITH_STAGES)
 def compare(
     *,
     workload: Path | None,

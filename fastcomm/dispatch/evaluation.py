@@ -22,7 +22,7 @@ from fastcomm.hardware.exchange_calibration import (
     FEWEST,
     ExchangeGroup,
     MeasuredExchange,
-    Measurements,
+    MeasuredParts,
     alternate_rows,
     calibrated_costs,
     exchange_groups,
@@ -172,7 +172,7 @@ class FittedConstant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupError:
+class ShapeErrors:
     """Errors of one phase of the rows with some ranks, top-k and hidden size."""
 
     gpu: str
@@ -213,8 +213,14 @@ class HeldOutError:
     @property
     def is_worse_beyond(self) -> bool:
         """Whether the fitted constants predict rows of more tokens worse."""
-        one, other = self.beyond_fitted_error, self.beyond_shipped_error
-        return one is not None and other is not None and one > other
+        return self.beyond_errors[1] > self.beyond_errors[0]
+
+    @property
+    def beyond_errors(self) -> tuple[float, float]:
+        """`beyond_shipped_error` and `beyond_fitted_error`; NaN where they are None."""
+        both = self.beyond_shipped_error, self.beyond_fitted_error
+        first, second = (math.nan if error is None else error for error in both)
+        return first, second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -238,7 +244,7 @@ class ExchangeEvaluation(TableResult):
         return [_error(*key, np.array(values)) for key, values in own.items()]
 
     @property
-    def worst(self) -> GroupError | None:
+    def worst(self) -> ShapeErrors | None:
         """The ranks, top-k and hidden size with the largest median error.
 
         None if too few rows have any.
@@ -308,10 +314,10 @@ def _error(
 
 def _group_error(
     key: tuple[str, str, ExchangePhase, int, int, int], off: FloatArray
-) -> GroupError:
+) -> ShapeErrors:
     """Return the summary of relative errors."""
     gpu, family, phase, ranks, topk, hidden = key
-    return GroupError(
+    return ShapeErrors(
         gpu=gpu,
         family=family,
         phase=phase,
@@ -422,7 +428,7 @@ def _shipped(gpu: str, family: str, scope: Scope, phase: ExchangePhase) -> Excha
 
 def _measured(
     groups: Iterable[ExchangeGroup], rows: Sequence[MeasuredExchange]
-) -> dict[_Key, Measurements]:
+) -> dict[_Key, MeasuredParts]:
     """Return the measured times of the phases that have some."""
     parts: dict[_Key, list[tuple[ExchangeGroup, FloatArray]]] = {}
     for group in groups:
@@ -435,7 +441,7 @@ def _measured(
 
 
 def _check_units(
-    measured: Mapping[_Key, Measurements], rows: Sequence[MeasuredExchange], path: str | Path
+    measured: Mapping[_Key, MeasuredParts], rows: Sequence[MeasuredExchange], path: str | Path
 ) -> None:
     """Raise ConfigError if measured times are of another order than predicted ones."""
     for key, parts in measured.items():
@@ -451,21 +457,23 @@ def _check_units(
             )
 
 
-def _column(parts: Measurements, phase: ExchangePhase, rows: Sequence[MeasuredExchange]) -> str:
+def _column(
+    parts: MeasuredParts, phase: ExchangePhase, rows: Sequence[MeasuredExchange]
+) -> str:
     """Return the name of the column that has the measured times."""
     group, seconds = parts[0]
     row = rows[group.places[int(np.flatnonzero(np.isfinite(seconds))[0])]]
     return row.columns.get(phase, f"{phase}_us")
 
 
-def _fit(key: _Key, parts: Measurements) -> ExchangeCosts:
+def _fit(key: _Key, parts: MeasuredParts) -> ExchangeCosts:
     """Return the constants fitted to measured times."""
     costs = _shipped(*key)
     names = [name for name in _FITTED if 0 < getattr(costs, name) < math.inf]
     return calibrated_costs(parts, key[-1], costs, names)
 
 
-def _held_out(measured: Mapping[_Key, Measurements]) -> Iterable[HeldOutError]:
+def _held_out(measured: Mapping[_Key, MeasuredParts]) -> Iterable[HeldOutError]:
     """Yield the errors of constants on rows that they are not fitted to."""
     for key, parts in measured.items():
         rows, shipped, fitted = _errors_beside(key, *alternate_rows(parts))
@@ -487,7 +495,7 @@ def _held_out(measured: Mapping[_Key, Measurements]) -> Iterable[HeldOutError]:
 
 
 def _errors_beside(
-    key: _Key, fitting: Measurements, rest: Measurements
+    key: _Key, fitting: MeasuredParts, rest: MeasuredParts
 ) -> tuple[int, float, float] | tuple[None, None, None]:
     """Return the rows of `rest`, and the median errors there, shipped and fitted."""
     if measured_rows(rest) < FEWEST or not measured_rows(fitting):
@@ -501,7 +509,7 @@ def _errors_beside(
 
 def _changes(
     fitted: Mapping[_Key, ExchangeCosts],
-    measured: Mapping[_Key, Measurements],
+    measured: Mapping[_Key, MeasuredParts],
     rows: Sequence[MeasuredExchange],
 ) -> Iterable[FittedConstant]:
     """Yield the constants that were fitted."""

@@ -85,7 +85,7 @@ class FastSchedule:
     def _slots_s(self) -> NDArray[np.float64]:
         """Seconds from the start of each stage until the next one may begin."""
         overlapped = np.concatenate([[self.own_s], self.redist_s])[: len(self.inter_s)]
-        return np.maximum(self.inter_s, overlapped)
+        return np.asarray(np.maximum(self.inter_s, overlapped))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -489,7 +489,7 @@ class Bottleneck:
         return f"GPU {self.gpu} {self.link} {self.direction}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSends:
     """What nodes send to each other in the stages of a schedule, an element per send.
 
@@ -519,9 +519,15 @@ class NodeSends:
         tokens = np.empty(len(order), np.int64)
         tokens[order] = np.clip(plan.servers.ravel()[pair] - before, 0, weights)
         some = np.flatnonzero((tokens > 0) & (node != destination))
-        start_s = plan.start_s[stage]
-        columns = stage, node, destination, tokens, start_s, start_s + plan.inter_s[stage]
-        return cls(*(column[some] for column in columns))
+        stage = stage[some]
+        return cls(
+            stage=stage,
+            node=node[some],
+            destination=destination[some],
+            tokens=tokens[some],
+            start_s=plan.start_s[stage],
+            stop_s=plan.start_s[stage] + plan.inter_s[stage],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

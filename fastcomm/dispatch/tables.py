@@ -407,11 +407,10 @@ def calibration_notes(result: ExchangeEvaluation) -> list[str]:
                 f"before, {percent(one.fitted_error)} after); use the shipped ones"
             )
         elif one.is_worse_beyond:
+            before, after = map(percent, one.beyond_errors)
             lines.append(
-                f"{start}rows of few tokens are worse on rows of more "
-                f"({percent(one.beyond_shipped_error)} before, "
-                f"{percent(one.beyond_fitted_error)} after); predict no more tokens with them "
-                "than the table has"
+                f"{start}rows of few tokens are worse on rows of more ({before} before, "
+                f"{after} after); predict no more tokens with them than the table has"
             )
     return lines
 

@@ -416,11 +416,11 @@ def _stacked(shapes: Sequence[ExchangeShape]) -> ExchangeShape:
     return ExchangeShape(**columns)
 
 
-Measurements = Sequence[tuple[ExchangeGroup, FloatArray]]  # and the seconds of each row
+MeasuredParts = Sequence[tuple[ExchangeGroup, FloatArray]]  # and the seconds of each row
 
 
 def fit_costs(
-    parts: Measurements,
+    parts: MeasuredParts,
     phase: ExchangePhase,
     costs: ExchangeCosts,
     names: Sequence[str],
@@ -447,7 +447,7 @@ def fit_costs(
     """
     from scipy.optimize import least_squares  # slow to import
 
-    parts = [
+    measured = [
         (group, seconds, exchange_copies(group.family, group.shape)) for group, seconds in parts
     ]
     first = np.log([max(getattr(costs, name), _LEAST) for name in names])
@@ -458,7 +458,7 @@ def fit_costs(
     def errors(logs: FloatArray) -> FloatArray:
         ratios = [
             group.time(of(logs), phase, copies).seconds / seconds
-            for group, seconds, copies in parts
+            for group, seconds, copies in measured
         ]
         off = np.log(np.concatenate(ratios))
         return np.concatenate([off[np.isfinite(off)], math.sqrt(trust) * (logs - first)])
@@ -480,7 +480,7 @@ def scaled_costs(costs: ExchangeCosts, factor: float) -> ExchangeCosts:
 
 
 def calibrated_costs(
-    parts: Measurements, phase: ExchangePhase, costs: ExchangeCosts, names: Sequence[str]
+    parts: MeasuredParts, phase: ExchangePhase, costs: ExchangeCosts, names: Sequence[str]
 ) -> ExchangeCosts:
     """Return constants fitted to measured times as far as these determine them.
 
@@ -515,25 +515,25 @@ def calibrated_costs(
     return start
 
 
-def _scaled(parts: Measurements, phase: ExchangePhase, costs: ExchangeCosts) -> ExchangeCosts:
+def _scaled(parts: MeasuredParts, phase: ExchangePhase, costs: ExchangeCosts) -> ExchangeCosts:
     """Return the constants scaled by the median of measured over predicted times."""
     ratios = [seconds / group.time(costs, phase).seconds for group, seconds in parts]
     return scaled_costs(costs, float(np.nanmedian(np.concatenate(ratios))))
 
 
-def _folds(parts: Measurements) -> list[tuple[Measurements, Measurements]]:
+def _folds(parts: MeasuredParts) -> list[tuple[MeasuredParts, MeasuredParts]]:
     """Return pairs of rows to fit and to predict: every other row, and few or many tokens."""
     pairs = alternate_rows(parts), rows_by_tokens(parts)
     return [fold for one, other in pairs for fold in ((one, other), (other, one))]
 
 
-def alternate_rows(parts: Measurements) -> tuple[Measurements, Measurements]:
+def alternate_rows(parts: MeasuredParts) -> tuple[MeasuredParts, MeasuredParts]:
     """Return every other measured row, and the rest; other rows are unknown in both."""
     places = [np.cumsum(np.isfinite(seconds)) % 2 == 1 for _, seconds in parts]
     return _divided(parts, places)
 
 
-def rows_by_tokens(parts: Measurements) -> tuple[Measurements, Measurements]:
+def rows_by_tokens(parts: MeasuredParts) -> tuple[MeasuredParts, MeasuredParts]:
     """Return the rows with at most the median of tokens, and those with more."""
     tokens = [
         np.broadcast_to(np.asarray(group.shape.tokens, np.float64), seconds.shape)
@@ -545,8 +545,8 @@ def rows_by_tokens(parts: Measurements) -> tuple[Measurements, Measurements]:
 
 
 def _divided(
-    parts: Measurements, places: Sequence[NDArray[np.bool_]]
-) -> tuple[Measurements, Measurements]:
+    parts: MeasuredParts, places: Sequence[NDArray[np.bool_]]
+) -> tuple[MeasuredParts, MeasuredParts]:
     """Return the rows at `places`, and the others; what is not in a half is unknown there."""
     one, other = [], []
     for (group, seconds), inside in zip(parts, places, strict=True):
@@ -555,13 +555,13 @@ def _divided(
     return one, other
 
 
-def measured_rows(parts: Measurements) -> int:
+def measured_rows(parts: MeasuredParts) -> int:
     """Return the number of measured rows."""
     return sum(int(np.isfinite(seconds).sum()) for _, seconds in parts)
 
 
 def relative_errors(
-    parts: Measurements, phase: ExchangePhase, costs: ExchangeCosts
+    parts: MeasuredParts, phase: ExchangePhase, costs: ExchangeCosts
 ) -> FloatArray:
     """Return predicted over measured times minus 1, of the rows that have both."""
     every = np.concatenate(
@@ -571,7 +571,7 @@ def relative_errors(
 
 
 def _is_no_worse(
-    parts: Measurements, phase: ExchangePhase, costs: ExchangeCosts, other: ExchangeCosts
+    parts: MeasuredParts, phase: ExchangePhase, costs: ExchangeCosts, other: ExchangeCosts
 ) -> bool:
     """Whether no number of domains has a larger error, median or nine of ten, than `other`."""
     domains = np.concatenate(
