@@ -130,6 +130,7 @@ def test_new_replicas_are_moves():
         bounded(load, place(load, 48, 1, NODES, GPUS), 32, 1, (NODES, GPUS), 0)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("most", [0, 5, 15])
 def test_new_replicas_without_a_move_are_on_gpus_that_have_the_expert(groups, most):
@@ -141,6 +142,7 @@ def test_new_replicas_without_a_move_are_on_gpus_that_have_the_expert(groups, mo
     assert heaviest(load, after.logical, GPUS) <= limit * (1 + 1e-9)
 
 
+@pytest.mark.compiled
 def test_moves_may_be_spent_on_swaps_instead_of_new_replicas():
     load = np.array([5404.0, 12869, 9403, 53147, 25498, 53503])
     before = Placement(logical=np.arange(6), experts=6, gpus=2)
