@@ -24,7 +24,7 @@ from hypothesis.internal.conjecture import providers
 often = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)
 settings.register_profile("soak", often)
 settings.register_profile(
-    "gate", often, max_examples=25, derandomize=True, phases=set(Phase) - {Phase.shrink}
+    "gate", often, max_examples=15, derandomize=True, phases=set(Phase) - {Phase.shrink}
 )
 settings.load_profile("gate")
 

@@ -250,7 +250,9 @@ def compare_kernels(
         ),
         clusters.rated_links(name, clusters.load_node(name)[1]),
     )
-    traffic = Traffic.of(next(workload.layers()))
+    tokens = next(workload.layers())
+    traffic = Traffic.of(tokens)
+    drawn = replace(workload, is_drawn=False, arrays=((tokens.src, tokens.expert),))
     exchange = _shape(layer, workload.recipe, options.sms)
     precision = options.dispatch_precision
     kernels, unpriced = _kernels(layer, exchange, traffic, terms.links, precision)
@@ -261,7 +263,7 @@ def compare_kernels(
         fullest=_fullest(traffic.copies),
         bound_limit=_bound_limit(bounds(traffic, terms.links, 1)),
         copies=traffic.copies,
-        simulation=simulate(workload, schedules, terms, available=available, lenient=True),
+        simulation=simulate(drawn, schedules, terms, available=available, lenient=True),
     )
 
 

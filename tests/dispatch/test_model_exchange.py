@@ -1,6 +1,7 @@
 """Test the expert all-to-all of a model: kernel families beside schedules."""
 
 import json
+from functools import cache
 from importlib import resources
 
 import numpy as np
@@ -188,16 +189,20 @@ def config(path, **keys):
     return path
 
 
+@cache
+def draws_of(*gate):
+    rng = np.random.default_rng(0)
+    orders = [rng.permutation(256).tolist() for _ in range(2000)]
+    return list(oracle.gate_draws(256, *gate, 8, orders=orders))
+
+
 @pytest.mark.parametrize("ep", [16, 32, 64, 128])
 @pytest.mark.parametrize("gate", [(8, 4), (8, 2), (16, 3)])
 def test_nodes_of_a_token_are_those_of_the_gate_of_the_model(tmp_path, ep, gate):
     path = config(tmp_path / "config.json", n_group=gate[0], topk_group=gate[1])
     result = compared(ep, model=path, tokens_per_gpu=512, network=H100)
-    rng = np.random.default_rng(0)
-    orders = [rng.permutation(256).tolist() for _ in range(2000)]
-    draws = oracle.gate_draws(256, *gate, 8, orders=orders)
     nodes = ep // 8
-    far = oracle.mean_places(draws, 256, nodes) * (1 - 1 / nodes)
+    far = oracle.mean_places(draws_of(*gate), 256, nodes) * (1 - 1 / nodes)
     size = result.simulation.terms.token_bytes
     sent = result.simulation.strategies["deepep"].to_dict()["inter_node_bytes"]
     assert sent / (512 * ep * size) == pytest.approx(far, rel=0.02)
@@ -283,7 +288,7 @@ def test_a_row_has_the_precision_that_it_was_measured_in():
 
 
 def test_bars_of_the_page_are_the_times_of_its_table():
-    result = compared(64, tokens_per_gpu=4096)
+    result = compared(64, tokens_per_gpu=512)
     chart = page.kernels(result).sections[0].blocks[0].views[0].chart
     bars = {part.name: np.array(part.values) for part in chart.parts}
     assert list(bars) == ["dispatch", "combine", "waits"]

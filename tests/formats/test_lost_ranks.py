@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
+from builders.examples import in_gate
 from builders.fault_tools import nobody
 from builders.opened import open_run
 from builders.rank_folders import NAMES, STEP, spoil, write_ranks
@@ -41,6 +42,7 @@ def folder(tmp_path):
     return write_ranks(tmp_path / "traces")
 
 
+@in_gate(10)
 @given(
     style=st.sampled_from(["tensorboard", "rank", "number"]),
     states=st.lists(STATES, min_size=1, max_size=6),

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from builders import kineto_text as k
+from builders.examples import in_gate
 from builders.opened import open_run
 from builders.same import same
 from hypothesis import given
@@ -115,6 +116,7 @@ def test_metrics_agree_with_the_definitions(ranks, link, clock):
     assert set(found["volume"]) == set(wanted["volume"])
 
 
+@in_gate(10)
 @given(st.lists(rank_events(), min_size=1, max_size=3), st.randoms())
 def test_partials_merge_to_the_same_in_any_order(ranks, random):
     with TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@ from functools import partial
 import pyarrow as pa
 from builders.dask_cluster import merge as merge_counts
 from builders.dask_cluster import run_of
+from builders.examples import in_gate
 from builders.job_traces import trace
 from builders.made_traces import traces
 from hypothesis import given
@@ -36,6 +37,7 @@ def numbered(ranks):
     ]
 
 
+@in_gate(10)
 @given(
     st.lists(traces(), min_size=1, max_size=4).map(numbered),
     st.sampled_from(["payload", "bus", "msg"]),

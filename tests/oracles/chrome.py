@@ -25,10 +25,11 @@ class Object(dict):
         # A duration decides only where short events are left out.
         by_length = ("dur",) if self.get("cat") == "python_function" else ()
         deciding = (*DECIDING, *by_length)
-        self.twice = any(key in deciding and self[key] != value for key, value in members)
+        repeated = members if len(self) < len(members) else ()
+        self.twice = any(key in deciding and self[key] != value for key, value in repeated)
         self.is_spelled = any(
             key in ("ph", "cat") and re.search("[\ue020-\ue07a]", str(value))
-            for key, value in members
+            for key, value in repeated or self.items()
         )
 
 
@@ -132,10 +133,11 @@ def events_of(text):
 
 def records(text):
     """The records of the wanted events of a valid trace; None for one that does not parse."""
-    if any(isinstance(event, Object) and event.twice for event in events_of(text)):
+    events = events_of(text)
+    if any(isinstance(event, Object) and event.twice for event in events):
         raise TwiceError
     return [
         record(event) if is_wanted(event) else "unwanted"
-        for event in events_of(text)
+        for event in events
         if isinstance(event, dict)
     ]

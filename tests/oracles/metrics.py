@@ -58,13 +58,13 @@ def device_events(trace):
 def step_clock(traces):
     """The device's where all ranks with device work can have it, else the host's."""
     # Choice: device work without any length, and without a launch, says nothing about clocks.
-    ranks = [
-        trace
-        for trace in traces
-        if any(stop > start for start, stop, _ in device_events(trace)) or device_windows(trace)
+    windows_of_ranks = [
+        on_device
+        for trace, on_device in zip(traces, map(device_windows, traces), strict=True)
+        if on_device or any(stop > start for start, stop, _ in device_events(trace))
     ]
-    are_on_device = (device_windows(trace) is not None for trace in ranks)
-    return "device" if ranks and all(are_on_device) else "host"
+    are_on_device = (on_device is not None for on_device in windows_of_ranks)
+    return "device" if windows_of_ranks and all(are_on_device) else "host"
 
 
 def windows_of(trace, clock):

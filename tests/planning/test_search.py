@@ -413,14 +413,16 @@ def megatron_parser():
 @pytest.mark.parametrize("trainer", ["megatron", "nemo", "nemo-fsdp"])
 @pytest.mark.parametrize(
     ("name", "gpus"),
-    [("llama3-8b", 128), ("mixtral-8x7b", 32), ("deepseek-v3", 128), ("gpt", 128)],
+    [("llama3-8b", 128), ("mixtral-8x7b", 16), ("deepseek-v3", 128), ("gpt", 128)],
 )
 def test_megatron_accepts_the_arguments_of_every_layout(trainer, name, gpus):
     gpt = Model(name="gpt", hidden=4096, heads=32, kv_heads=32, layers=30, ffn=16384)
     model = replace(gpt, mlp="gelu", tied=True) if name == "gpt" else load(name)
     job = replace(SMALL, model=model, gpus=gpus, global_batch=gpus, trainer=trainer)
     job = replace(job, gpu="gb200" if name == "deepseek-v3" else "h100")
-    layouts = rank(job, {}, Constants()).layouts
+    # The layouts of many experts are divided among the trainers.
+    fixed = {"megatron": {"cp": 1}, "nemo": {"cp": 2}} if name == "deepseek-v3" else {}
+    layouts = rank(job, fixed.get(trainer, {}), Constants()).layouts
     assert layouts
     parser = megatron_parser()
     for row in layouts:

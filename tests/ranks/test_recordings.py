@@ -8,6 +8,7 @@ from fastcomm.ranks.matching import Messages, match_messages
 from fastcomm_kernels.arrays import NULL
 
 STEP, CALLS = 10_000_000, 20  # ns, calls a step
+SEEDS = (0, 3)  # calls at even times, and the least even
 
 
 def job(jitter, seed, irregular=0.0):
@@ -44,7 +45,7 @@ WINDOWS = [
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("noise", [0, 5_000])
 def test_no_call_is_matched_with_that_of_another_step(windows, jitter, ahead, marks, noise):
-    for seed in range(4):
+    for seed in SEEDS:
         random = np.random.default_rng(seed)
         ends, step = job(jitter, seed, irregular=seed / 2)
         ranks = both(ends, step, windows, ahead, (noise, noise), random)
@@ -65,7 +66,7 @@ def test_no_call_is_matched_with_that_of_another_step(windows, jitter, ahead, ma
 def test_numbers_that_ranks_count_from_their_own_start_are_no_evidence(
     shift, jitter, ahead, noise
 ):
-    for seed in range(4):
+    for seed in SEEDS:
         random = np.random.default_rng(seed)
         ends, step = job(jitter, seed, irregular=seed / 2)
         windows = ((8, 13), (8 + shift, 13 + shift))
@@ -80,7 +81,7 @@ def test_numbers_that_ranks_count_from_their_own_start_are_no_evidence(
 @pytest.mark.parametrize("jitter", [0.01, 0.1])
 @pytest.mark.parametrize("ahead", [-7_300_000, 10**12])
 def test_with_other_clocks_they_are_refused_or_the_ends_decide(jitter, ahead):
-    for seed in range(4):
+    for seed in SEEDS:
         random = np.random.default_rng(seed)
         ends, step = job(jitter, seed, irregular=seed / 2)
         ranks = both(ends, step, ((8, 13), (10, 15)), ahead, (0, 0), random)
@@ -112,7 +113,7 @@ def sides(ranks, marks):
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("noise", [0, 20_000])
 def test_no_message_is_matched_with_that_of_another_step(windows, jitter, ahead, marks, noise):
-    for seed in range(4):
+    for seed in SEEDS:
         random = np.random.default_rng(seed)
         ends, step = job(jitter, seed, irregular=seed / 2)
         ends = np.sort(ends)  # messages keep their order

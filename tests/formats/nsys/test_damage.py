@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders.examples import in_gate
 from builders.nsys_report import SMALL
 from builders.opened import open_run
 from click.testing import CliRunner
@@ -344,6 +345,7 @@ def test_a_bad_report_is_an_error_or_skipped_with_keep_going(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "parquetdir", "arrowdir"])
+@in_gate(10)
 @given(data=st.data())
 def test_bytes_changed_anywhere_give_numbers_or_an_error_and_nothing_else(
     made, tmp_path_factory, kind, data

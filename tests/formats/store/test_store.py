@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builders import kineto_text as k
+from builders.examples import in_gate
 from builders.made_traces import DEVICE, traces
 from builders.opened import open_run
 from builders.stored_runs import STEP, WHOLE, measured, plain, stored, write_run
@@ -91,6 +92,7 @@ def check_codes_are_strings_in_the_file(trace, path):
     assert rows["op"].null_count == rows.num_rows - trace.comm.num_rows
 
 
+@in_gate(10)
 @given(trace=traces())
 def test_a_stored_trace_is_restored_unchanged_and_has_the_same_bytes(trace, tmp_path_factory):
     path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
