@@ -6,6 +6,7 @@ dispatch and BF16 combine. What they call RDMA bandwidth counts the sender's own
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import Terms, deepep
@@ -38,8 +39,9 @@ class Modeled:
     published: tuple[int, int]
 
 
-def modeled(gpus: int, links: GpuLinks = CALIBRATED, seed: int = 0) -> Modeled:
-    """Run the published job on so many GPUs of eight a node."""
+@cache
+def _drawn(gpus: int, seed: int) -> tuple[Recipe, Traffic]:
+    """Return the recipe and the traffic of the published job, which takes long to draw."""
     recipe = Recipe.of(
         num_nodes=gpus // 8,
         gpus_per_node=8,
@@ -54,7 +56,12 @@ def modeled(gpus: int, links: GpuLinks = CALIBRATED, seed: int = 0) -> Modeled:
         seed=seed,
     )
     (layer,) = Workload.of(recipe).layers()
-    traffic = Traffic.of(layer)
+    return recipe, Traffic.of(layer)
+
+
+def modeled(gpus: int, links: GpuLinks = CALIBRATED, seed: int = 0) -> Modeled:
+    """Run the published job on so many GPUs of eight a node."""
+    recipe, traffic = _drawn(gpus, seed)
     terms = Terms(token_bytes=FP8_BYTES, combine_bytes=BF16_BYTES, links=links)
     gpus_a_token = traffic.unique.sum() / recipe.tokens
     nodes_a_token = traffic.node_unique.sum() / recipe.tokens

@@ -14,7 +14,7 @@ from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.traces import write
 
-JOB = Job.of(ranks=4, steps=2, layers=2)
+JOB = Job.of(ranks=4, steps=2, layers=2, micro_batches=2)
 
 
 @pytest.fixture(scope="module")

@@ -229,7 +229,7 @@ def test_without_edits_candidates_are_tried(tmp_path):
 
 
 def test_the_slow_rank_is_among_the_candidates_of_a_large_run(tmp_path):
-    job = Job.of(64, straggler=37, steps=2, layers=1, micro_batches=8)
+    job = Job.of(64, straggler=37, steps=1, layers=1, micro_batches=4)
     write(job, tmp_path)
     candidates = fastcomm.open(tmp_path).critical_path().what_if().candidates
     healed = [one.edit.text for one in candidates if one.edit.text.startswith("heal rank")]

@@ -91,7 +91,7 @@ def test_invalid_arguments_are_errors_in_one_line(tmp_path, words, said):
 
 
 def test_an_edit_without_effect_leaves_the_path_as_it_is(tmp_path):
-    write(Job.of(ranks=4), tmp_path)
+    write(Job.of(ranks=4, steps=2, layers=2), tmp_path)
     path = fastcomm.open(tmp_path).critical_path()
     for options in ({}, {"scale": ["comm=1"]}, {"fuse_below": "1ns"}):
         found = path.what_if(**options)

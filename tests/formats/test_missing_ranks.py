@@ -170,7 +170,7 @@ def test_an_unreadable_rank_has_no_number_where_several_are_possible(folder, bad
 
 @pytest.mark.parametrize("part", [0.5, 0.95])
 def test_a_rank_without_a_complete_step_is_not_measured(tmp_path, part):
-    write(Job.of(ranks=4, tp=2, dp=2, steps=2, straggler=None), tmp_path)
+    write(Job.of(ranks=4, tp=2, dp=2, steps=2, layers=2, straggler=None), tmp_path)
     path = sorted(tmp_path.glob("*"))[1]
     text = gzip.decompress(path.read_bytes())
     path.write_bytes(gzip.compress(text[: int(part * len(text))]))

@@ -223,7 +223,7 @@ def test_an_idle_run_is_limited_by_idle_time(tmp_path):
 
 
 def test_exposed_communication_is_divided_into_waiting_and_transfer():
-    found = measured_job(Job.of(steps=2, link_speed=2 * 10**9))
+    found = measured_job(Job.of(steps=2, layers=2, link_speed=2 * 10**9))
     assert found.headline.startswith("Exposed communication is the largest part of the step")
     assert "of the step waits for the last rank, " in found.headline
     assert found.headline.endswith("% is transfer.") or "cannot be divided" in found.headline
@@ -241,7 +241,7 @@ def test_exposed_communication_is_divided_into_waiting_and_transfer():
 
 
 def test_waiting_for_missing_ranks_is_not_known():
-    job = Job.of(steps=2, link_speed=2 * 10**9)
+    job = Job.of(steps=2, layers=2, link_speed=2 * 10**9)
     traces = [trace(job, rank) for rank in range(job.ranks)]
     (whole,), (part,) = (
         measured_traces(traces, world_size=ranks).findings

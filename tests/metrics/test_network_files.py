@@ -20,7 +20,7 @@ from fastcomm.synthetic.traces import write
 def job(tmp_path_factory):
     """Traces of 16 ranks on two hosts of 8."""
     folder = tmp_path_factory.mktemp("network") / "job"
-    write(Job.of(ranks=16, steps=2), folder)
+    write(Job.of(ranks=16, steps=2, layers=2, micro_batches=2), folder)
     return folder
 
 

@@ -20,7 +20,7 @@ JOB = {"ranks": 8, "tp": 2, "pp": 1, "dp": 4, "ep": 4, "steps": 2, "layers": 2}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("pairs") / "run"
-    write(Job.of(**JOB, micro_batches=2), made)
+    write(Job.of(**JOB, micro_batches=1), made)
     return made
 
 

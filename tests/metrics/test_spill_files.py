@@ -125,7 +125,7 @@ def cell(label):
 
 @pytest.fixture(scope="module")
 def partials():
-    return job_partials(Job.of(fault="slow_link", steps=2))
+    return job_partials(Job.of(fault="slow_link", steps=2, layers=2))
 
 
 def test_results_do_not_depend_on_how_ranks_are_spilled(partials, tmp_path, monkeypatch):

@@ -47,14 +47,15 @@ def test_ranks_are_measured_together_as_each_alone(ranks, byte_kind):
 
 
 def test_ranks_of_a_job_are_measured_together_as_each_alone():
-    ranks = [trace(Job.of(8, steps=3), rank, ahead=(-1) ** rank * 10**9) for rank in range(8)]
+    job = Job.of(8, steps=2, layers=2)
+    ranks = [trace(job, rank, ahead=(-1) ** rank * 10**9) for rank in range(8)]
     same(ranks)
     same(ranks, only=frozenset([1]))
     same(ranks, only=frozenset())
 
 
 def test_members_of_a_group_are_stored_once():
-    job = Job.of(8)
+    job = Job.of(8, steps=1, layers=2)
     ranks = [trace(job, rank) for rank in range(8)]
     found = merge([Partial.of(*ranks[:3]), Partial.of(*ranks[3:5]), Partial.of(*ranks[5:])])
     wanted = {

@@ -64,9 +64,9 @@ def windows_now(trace):
 
 
 def idle(work, start, stop):
-    """Time of a step in which no work runs."""
+    """Time of a step in which no work runs; `work` is in order of time."""
     length, busy_until = stop - start, start
-    for begin, end, _ in sorted(work, key=lambda event: event[:2]):
+    for begin, end, _ in work:
         length -= max(min(end, stop) - max(begin, busy_until), 0)
         busy_until = max(busy_until, min(end, stop))
     return length
@@ -74,11 +74,10 @@ def idle(work, start, stop):
 
 def means(traces, rule):
     """The mean length and idle time of all steps, in ms."""
-    steps = [
-        (stop - start, idle(oracle.device_events(trace), start, stop))
-        for trace in traces
-        for start, stop in rule(trace)
-    ]
+    steps = []
+    for trace in traces:
+        work = sorted(oracle.device_events(trace), key=lambda event: event[:2])
+        steps += [(stop - start, idle(work, start, stop)) for start, stop in rule(trace)]
     return [float(sum(column)) / len(steps) / 1e6 for column in zip(*steps, strict=True)]
 
 

@@ -73,7 +73,7 @@ def both(job, ahead):
 
 @pytest.mark.parametrize("ep", [1, 8])
 def test_waits_without_group_metadata_equal_waits_with_it_for_global_groups(ep):
-    job = MadeJob.of(ranks=8, tp=1, pp=1, ep=ep, steps=2)
+    job = MadeJob.of(ranks=8, tp=1, pp=1, ep=ep, steps=2, layers=2)
     named, found = both(job, {1: 10**9, 6: -(10**7)})
     assert found.matching.share == named.matching.share == 1.0
     assert {rule for rule, count in found.matching.by.items() if count} == {BY_ENDS}
@@ -96,7 +96,7 @@ def test_waits_without_group_metadata_equal_waits_with_it_for_global_groups(ep):
     ],
 )
 def test_a_job_with_smaller_groups_is_not_matched_without_group_metadata(sizes, reason):
-    named, found = both(MadeJob.of(steps=2, **sizes), {1: 10**9})
+    named, found = both(MadeJob.of(steps=2, layers=2, **sizes), {1: 10**9})
     assert named.matching.matched > 0
     assert (found.matching.matched, found.waits, found.causes) == (0, (), ())
     assert found.matching.ungrouped > 0
@@ -148,7 +148,7 @@ def test_without_a_recorded_world_size_the_present_ranks_are_all(tmp_path):
 
 
 def test_results_do_not_depend_on_how_many_ranks_are_compared_at_once(tmp_path, monkeypatch):
-    job = MadeJob.of(ranks=8, tp=1, pp=1, ep=1, steps=2)
+    job = MadeJob.of(ranks=8, tp=1, pp=1, ep=1, steps=2, layers=2)
     parts = [Partial.of(stripped(trace(job, rank, 10**6 * rank))) for rank in range(8)]
     here = compute(merge(parts), byte_kind="payload", link=None).to_dict()
     assert here["matching"]["share"] == 1.0

@@ -85,7 +85,7 @@ def test_truth_is_what_the_oracle_finds_in_every_variant(variant):
     [
         Job.of(1, **SMALL),
         Job.of(2, **SMALL),
-        Job.of(8, steps=1),
+        Job.of(8, steps=1, layers=3),
         Job.of(6, tp=1, pp=3, dp=2, ep=1, straggler=None, **SMALL),
         Job.of(16, tp=2, pp=2, dp=4, ep=2, straggler=3, **SMALL),
         Job.of(8, tp=2, pp=4, dp=1, ep=1, steps=1, layers=3, micro_batches=2),

@@ -182,7 +182,7 @@ def test_a_mutated_real_trace_is_never_silent(real, tmp_path, name):
     path.write_bytes(whole)
     agrees(path, whole)
     rng = random.Random(7)
-    for _ in range(60):
+    for _ in range(25):
         text = bytearray(whole)
         for _ in range(rng.randint(1, 3)):
             place = rng.randrange(len(text))
