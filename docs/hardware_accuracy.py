@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from itertools import starmap
 from pathlib import Path
 
@@ -405,6 +405,7 @@ def fit_all(folder: Path) -> None:
         write_curves(name)
 
 
+@cache
 def errors(folder: Path, *, all_rows: bool = False) -> Errors:
     """The errors of shipped surfaces on the shapes held out, or on all rows of a folder."""
     all_errors: Errors = {}

@@ -230,7 +230,8 @@ def by_host(path):
 @pytest.mark.parametrize("fault", IDLE_FAULTS)
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_planted_cause_of_idle_time_is_named_with_its_cost(fault, ranks, tmp_path):
-    job = Job.of(ranks, tp=1, pp=min(ranks, 2), fault=fault, steps=2)
+    layers = 4 if ranks == 1 else 2
+    job = Job.of(ranks, tp=1, pp=min(ranks, 2), fault=fault, steps=2, layers=layers)
     names = {"faulty": job, "clean": replace(job, slowdown=0)}
     found = {}
     for name, made in names.items():
@@ -253,7 +254,7 @@ def test_a_planted_cause_of_idle_time_is_named_with_its_cost(fault, ranks, tmp_p
 
 
 def test_a_stage_that_ends_early_is_idle_for_the_others(tmp_path):
-    job = Job.of(8, straggler=None, steps=2)
+    job = Job.of(8, straggler=None, steps=2, layers=2)
     write(job, tmp_path)
     found = by_host(tmp_path)
     rows = found.tables["iterations"].to_pylist()
