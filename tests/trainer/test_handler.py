@@ -1,5 +1,6 @@
 """Test the handler of finished traces with a profiler that needs no PyTorch."""
 
+import io
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from builders.fake_profiler import FakeProfiler
@@ -22,7 +24,7 @@ from fastcomm.metrics.options import MetricsOptions
 from fastcomm.result import json_text
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
-from fastcomm.torch import handler
+from fastcomm.torch import handler, writer
 from fastcomm.torch.schedule import _schedule
 from fastcomm.watch.windows import ProfiledWindow, windows_below
 
@@ -46,6 +48,30 @@ def _environment(monkeypatch):
     monkeypatch.setattr(handler, "_process", handler._Process())
 
 
+@pytest.fixture
+def processes():
+    """The handler starts processes; in all other tests the writer runs in this one."""
+
+
+@pytest.fixture(autouse=True)
+def _writer(request, monkeypatch):
+    if "processes" not in request.fixturenames:
+        here = SimpleNamespace(run=write_here, PIPE=subprocess.PIPE)
+        monkeypatch.setattr(handler, "subprocess", here)
+
+
+def write_here(command, *, input, **_):  # noqa: A002 - as that of subprocess
+    """Run the writer in this process, and return what its process would."""
+    assert command[2] == handler._WRITER
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(input.decode()))
+        try:
+            writer.main()
+        except SystemExit as end:
+            return subprocess.CompletedProcess(command, 1, stderr=f"{end.code}\n".encode())
+    return subprocess.CompletedProcess(command, 0, stderr=b"")
+
+
 def record(traces, directory, monkeypatch, step=13, cut=1.0, ranks=range(RANKS), **options):
     """Hand the traces of ranks to a handler, and wait until they are written."""
     handle = fastcomm.torch.trace_handler(directory, **options)
@@ -61,7 +87,7 @@ def files(folder):
 
 
 def test_each_rank_has_a_trace_and_a_partial_result_and_rank_0_reports(
-    traces, tmp_path, monkeypatch, capfd
+    traces, tmp_path, monkeypatch, capfd, processes
 ):
     record(traces, tmp_path, monkeypatch, ranks=(1, 0), report=True)
     (window,) = windows_below(tmp_path)
@@ -223,7 +249,7 @@ def test_an_error_is_one_warning_and_the_training_goes_on(tmp_path, monkeypatch,
 
 
 def test_a_trace_stays_uncompressed_where_no_process_can_be_started(
-    traces, tmp_path, monkeypatch, caplog
+    traces, tmp_path, monkeypatch, caplog, processes
 ):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
     with caplog.at_level(logging.WARNING, "fastcomm"):
