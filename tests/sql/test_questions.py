@@ -229,7 +229,7 @@ def place(name, folder):
     if name == "recorded":
         return JOBS / "tp_fsdp-straggler" / "faulty"
     if name == "demo":
-        write(Job.of(ranks=8, fault="slow_gpu"), folder)
+        write(Job.of(ranks=8, fault="slow_gpu", steps=2, layers=2, micro_batches=4), folder)
         return folder
     packed = shared("nsys/nccl_nvtx_4rank.sqlite.gz")
     unpacked = folder / "nccl_nvtx_4rank.sqlite"

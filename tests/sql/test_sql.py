@@ -167,9 +167,15 @@ def test_a_store_reads_only_the_columns_of_a_query(store, monkeypatch):
     assert seen[1:] == [(3, ["rank"])]
 
 
+def test_a_store_and_its_traces_have_equal_events(run, store):
+    columns = ", ".join(EVENTS.schema.names)
+    sql = f"select {columns} from events where kind <> 'python' order by rank, event"
+    assert rows(run, sql) == rows(store, sql)
+
+
 @pytest.mark.parametrize("column", EVENTS.schema.names)
-def test_a_store_and_its_traces_have_equal_events(run, store, column):
-    sql = f"select {column} from events where kind <> 'python' order by rank, event"
+def test_a_store_and_its_traces_have_an_equal_column(run, store, column):
+    sql = f"select {column} from events where rank = 2 and kind <> 'python' order by event"
     assert rows(run, sql) == rows(store, sql)
 
 
