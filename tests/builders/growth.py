@@ -17,6 +17,12 @@ def seconds(work, *arguments, times=3):
 
 
 def growth(work, make, size, times=3):
-    """By which factor the time of `work(make(n))` grows from n = `size` to 4 * `size`."""
-    small, large = (seconds(work, make(n), times=times) for n in (size, 4 * size))
-    return max(large, _LEAST_S) / max(small, _LEAST_S)
+    """By which factor the time of `work(make(n))` grows from n = `size` to 4 * `size`.
+
+    The larger input is measured once, and again only if it seems to take too long.
+    """
+    small = max(seconds(work, make(size), times=times), _LEAST_S)
+    large = seconds(work, make(4 * size), times=1)
+    if large >= MOST * small and times > 1:
+        large = min(large, seconds(work, make(4 * size), times=times - 1))
+    return max(large, _LEAST_S) / small
