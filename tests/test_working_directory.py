@@ -155,8 +155,7 @@ def fired(folder):
     ("commands", "how", "homes"),
     [
         (ALONE, "", {}),
-        ([*ON_WORKERS, *REPLAY], " --workers 2", {}),
-        ([ON_WORKERS[1]], " --workers 2", HOMES),
+        ([*ON_WORKERS, *REPLAY], " --workers 2", HOMES),
     ],
 )
 def test_no_module_of_the_directory_is_imported(results, trapped, commands, how, homes):

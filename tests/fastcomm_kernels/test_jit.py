@@ -202,8 +202,8 @@ def test_code_is_reused_with_any_umask(folder):
 
 @pytest.mark.compiled
 def test_processes_that_compile_at_once_leave_code_that_all_can_use(tmp_path):
-    processes = [started(tmp_path) for _ in range(3)]
-    assert [each.communicate()[0].split()[0] for each in processes] == ["2"] * 3
+    processes = [started(tmp_path) for _ in range(2)]
+    assert [each.communicate()[0].split()[0] for each in processes] == ["2"] * 2
     assert run(tmp_path) == (HIT, [])
     assert not list((tmp_path / "cache").rglob(".*"))
 
