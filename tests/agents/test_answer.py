@@ -52,8 +52,8 @@ def test_answers_on_recorded_hangs_are_small():
 
 def test_answers_on_512_ranks_are_small_and_tables_have_pages(tmp_path):
     job = Job(ranks=512, tp=8, dp=64, layers=1, micro_batches=1, steps=2, straggler=77)
-    write(job, tmp_path / "run", workers=2)
-    session = session_of(tmp_path, workers=2)
+    write(job, tmp_path / "run")
+    session = session_of(tmp_path)
     for tool in ("describe_run", "measure", "findings", "idle_causes"):
         assert tokens_of(text_of(session, tool, run="run")) <= 2000, tool
     for table in (

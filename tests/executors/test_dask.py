@@ -233,6 +233,38 @@ def test_another_fastcomm_on_a_worker_is_an_error(cluster, tmp_path):
     cluster.kill("strange")
 
 
+_INTERRUPTED = """
+import sys
+import distributed.client as module
+from fastcomm.executors import dask
+
+sync = module.sync
+
+def interrupted(*args, **kwargs):
+    module.sync = sync
+    raise KeyboardInterrupt
+
+try:
+    with dask.connected(sys.argv[1]) as engine:
+        kept = [engine.client]  # in a cycle: it lives until Python ends
+        kept.append(kept)
+        module.sync = interrupted
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_python_ends_though_closing_the_client_was_interrupted(cluster):
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED, cluster.address],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
 def test_a_lost_scheduler_is_an_error_within_a_time_limit(cluster):
     cluster.worker("last")
     with dask.connected(cluster.address, wait_s=10) as engine:
@@ -306,42 +338,6 @@ def test_without_the_extra_the_error_names_it(traces):
         assert line.startswith("Error: --dask ")
         assert missing in line
         assert "needs the extra: pip install 'fastcomm[dask]'" in line
-
-
-_INTERRUPTED = """
-import sys
-import distributed.client as module
-from fastcomm.executors import dask
-
-sync = module.sync
-
-def interrupted(*args, **kwargs):
-    module.sync = sync
-    raise KeyboardInterrupt
-
-try:
-    with dask.connected(sys.argv[1]) as engine:
-        kept = [engine.client]  # in a cycle: it lives until Python ends
-        kept.append(kept)
-        module.sync = interrupted
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-
-
-def test_python_ends_though_closing_the_client_was_interrupted(tmp_path):
-    cluster = c.Cluster(tmp_path)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _INTERRUPTED, cluster.address],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=150,
-        )
-    finally:
-        cluster.close()
-    assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
 
 def test_other_versions_are_warned_of_by_place():
