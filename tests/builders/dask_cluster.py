@@ -16,10 +16,11 @@ from fastcomm.errors import TraceFileError
 from fastcomm.executors.executor import Task, both
 from fastcomm.trace.run import RunTraces, Source
 
-# Dask looks after dead processes at once, and waits for nothing.
+# Dask looks after dead processes at once, and waits for nothing; a nanny forks its workers.
 SETTINGS = {
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
     "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__GIL__ENABLED": "False",
+    "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
 }
 
 
