@@ -31,10 +31,18 @@ def analyze(traces, folder):
     shutil.rmtree(folder / "store")
 
 
-@pytest.mark.parametrize("name", many.REPEATED)
-def test_time_grows_with_what_a_trace_repeats(place, name):
+# Each of these costs most by itself: fewer of them show as well how time grows.
+COSTLY = ("groups", "steps")
+SIZES = [(name, 1000 if name in COSTLY else 2000) for name in many.REPEATED]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [*SIZES, *(pytest.param(name, 2000, marks=pytest.mark.soak) for name in COSTLY)],
+)
+def test_time_grows_with_what_a_trace_repeats(place, name, size):
     def traces(count):
         return many.write(place / f"{name}-{count}", name, count)
 
     with in_time(120):
-        assert growth(lambda path: analyze(path, place), traces, 2000, times=1) < MOST
+        assert growth(lambda path: analyze(path, place), traces, size, times=1) < MOST
