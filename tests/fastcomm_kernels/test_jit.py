@@ -19,7 +19,7 @@ from fastcomm_kernels import _jit, temporary
 
 ONE = (
     "import numpy as np; from fastcomm_kernels import _jit, intervals as i;"
-    "answer = i.union_length(np.array([1]), np.array([3])); k = i.union_length;"
+    "answer = i.place(np.array([1, 5, 9]), 6); k = i.place;"
     "print(answer, sum(k._cache_hits.values()), sum(k._cache_misses.values()))"
 )
 # Without bytecode, of which Python itself would leave half files behind.
