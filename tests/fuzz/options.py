@@ -170,7 +170,7 @@ def run(words: Sequence[str]) -> tuple[str, str]:
 
     Returns what became of it ("read", "refused", or what is wrong), and what was said.
     """
-    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+    with chdir(_empty()):
         began = time.process_time()
         result = CliRunner().invoke(main, list(words))
         took = time.process_time() - began
@@ -217,6 +217,21 @@ def read_line(path: Path) -> None:
         raise FastcommError(said)
     if kind != "read":
         raise RuntimeError(f"{kind}: {path.read_text()}: {said}")
+
+
+def _empty() -> Path:
+    """Return a directory of this process, without what earlier commands wrote."""
+    folder = _folder()
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return folder
+
+
+@cache
+def _folder() -> Path:
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 @cache
