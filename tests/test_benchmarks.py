@@ -27,6 +27,7 @@ def run(*words):
     environment = {key: each for key, each in os.environ.items() if "XDIST" not in key}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     environment["PYTEST_PLUGINS"] = "pytest_benchmark.plugin"
+    environment["FASTCOMM_BENCH_SECONDS"] = "0.05"
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", QUICK, "-o", "addopts=--strict-markers", "-q"),

@@ -7,7 +7,8 @@ import anyio
 from docs import agents_accuracy as accuracy
 
 
-def test_planted_runs_have_questions_and_no_hint_of_the_answers(tmp_path):
+def test_planted_runs_have_questions_and_no_hint_of_the_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # small runs are written in this process
     accuracy.make(tmp_path, seed=257, large=0, count=4)
     truths = json.loads((tmp_path / "truth.json").read_text("utf-8"))
     questions = json.loads((tmp_path / "questions.json").read_text("utf-8"))["questions"]

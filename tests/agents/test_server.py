@@ -343,7 +343,7 @@ def test_a_signal_ends_the_server_and_its_worker(runs, tmp_path, number):
     )
     try:
         while not (own := children(process.pid)) and process.poll() is None:
-            time.sleep(0.02)
+            time.sleep(0.1)
         time.sleep(0.5)  # the worker handles signals from here on
         process.send_signal(number)
         process.wait(5)

@@ -75,7 +75,7 @@ def below(process):
 def all_end(processes, seconds=20):
     until = monotonic() + seconds
     while any(map(is_alive, processes)) and monotonic() < until:
-        sleep(0.01)
+        sleep(0.05)
     return not any(map(is_alive, processes))
 
 
@@ -119,10 +119,10 @@ def test_ctrl_c_leaves_no_incomplete_file_and_no_process(many, tmp_path, command
     )
     if command == "ingest":  # a first rank is being written
         while started.poll() is None and not list(output.glob("*rank-*")):
-            sleep(0.002)
+            sleep(0.005)
     else:  # there are the server, the tracker of resources and both workers
         while started.poll() is None and len(below(started.pid)) < 4:
-            sleep(0.01)
+            sleep(0.05)
     processes = below(started.pid)
     (os.killpg if whom == "group" else os.kill)(started.pid, signal.SIGINT)
     stdout, stderr = started.communicate(timeout=30)
@@ -145,7 +145,7 @@ def test_sigterm_leaves_no_files_or_processes(many, tmp_path):
     processes = []
     while started.poll() is None and not list(tmp_path.glob("fastcomm-*/*")):
         processes = below(started.pid)
-        sleep(0.01)
+        sleep(0.05)
     started.terminate()
     assert started.wait(timeout=30) == 128 + signal.SIGTERM
     assert all_end(processes)
@@ -166,7 +166,7 @@ def test_sigterm_ends_the_server_that_compiles_kernels(many, tmp_path):
     )
     compiled = tmp_path / "cache" / "fastcomm"
     while started.poll() is None and not list(compiled.glob("*/*.nbc")):
-        sleep(0.01)
+        sleep(0.05)
     processes = below(started.pid)
     started.terminate()
     assert started.wait(timeout=30) == 128 + signal.SIGTERM
@@ -265,7 +265,7 @@ def test_workers_end_with_a_killed_command(many, tmp_path):
     words = ["ingest", many, "--workers", "2", "--output", tmp_path / "out"]
     started = subprocess.Popen([sys.executable, "-m", "fastcomm", *map(str, words)])
     while started.poll() is None and len(below(started.pid)) < 4:
-        sleep(0.01)
+        sleep(0.05)
     processes = below(started.pid)
     started.kill()
     started.wait()
