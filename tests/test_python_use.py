@@ -20,7 +20,7 @@ PLAN = {"model": "llama3-8b", "gpus": 64, "global_batch": 256}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    write(Job.of(ranks=4, steps=2, layers=2), folder)
+    write(Job.of(ranks=4, steps=2, layers=1, micro_batches=2), folder)
     return folder
 
 

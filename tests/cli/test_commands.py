@@ -84,7 +84,7 @@ def test_every_command_suggested_for_a_fault_works_with_the_options_of_the_run(
     fault, count, tmp_path
 ):
     folder = tmp_path / "a run"
-    write(Job.of(fault=fault, steps=2, layers=2, micro_batches=4), folder)
+    write(Job.of(fault=fault, steps=2, layers=2), folder)
     assert check(tmp_path, [folder]) == count  # one more with exposed communication
     page = tmp_path / "page.html"
     run(["metrics", folder, "--ranks", "4-7", "--guess-tags", "--html", page])

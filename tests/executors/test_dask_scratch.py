@@ -19,7 +19,7 @@ RANKS = 16
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "traces"
-    write(Job.of(RANKS, steps=2), folder)
+    write(Job.of(RANKS, steps=2, layers=1, micro_batches=1), folder)
     return folder
 
 
