@@ -79,7 +79,7 @@ def record(traces, directory, monkeypatch, step=13, cut=1.0, ranks=range(RANKS),
         monkeypatch.setenv("RANK", str(rank))
         handle(FakeProfiler(traces[rank], step, cut))
         handler._process.windows.clear()  # each rank is a process of its own
-    handler._process.end(60)
+    handler._process.end(600)
 
 
 def files(folder):
@@ -180,7 +180,7 @@ def test_windows_of_a_run_do_not_meet(traces, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     for step in (10, 10, 20):
         handle(FakeProfiler(traces[0], step))
-    handler._process.end(60)
+    handler._process.end(600)
     names = sorted(window.folder.name for window in windows_below(tmp_path))
     assert names == ["step-000010", "step-000010-2", "step-000020"]
 
@@ -237,7 +237,7 @@ def test_an_error_is_one_warning_and_the_training_goes_on(tmp_path, monkeypatch,
         handle(Broken())
         (tmp_path / "file").write_text("")
         fastcomm.torch.trace_handler(tmp_path / "file")(Broken())
-        handler._process.end(60)
+        handler._process.end(600)
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert "RuntimeError: no profiler" in caplog.messages[0]
     assert str(tmp_path / "file") in caplog.messages[1]
