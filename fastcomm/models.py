@@ -90,6 +90,18 @@ _UNPRICED_ATTENTION = re.compile(r"(linear_num|linear_key|linear_value|mamba|ssm
 # Keys of experts: numbers above 1, or lists, change the shape unless `_NAMES` has the key.
 _OF_EXPERTS = re.compile(r"experts|^moe_(k|layer|num|every)|_moe_layer|^(ffn|moe)_config$")
 _MOST = 1 << 40  # largest number in a configuration
+_MOST_LAYERS = 1 << 14
+# Families of Hugging Face whose layers are those priced here, by `model_type` without "_".
+_FAMILIES = frozenset(
+    (
+        *("llama", "mistral", "mixtral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gptoss"),
+        *("deepseek", "deepseekv2", "deepseekv3", "kimik2", "glm4moe", "internlm", "internlm2"),
+        *("internlm3", "olmo2", "olmoe", "phi3", "phimoe", "granite", "yi", "gpt2"),
+    )
+)
+_TIED = "gpt2"  # whose configuration leaves out that embedding and head are one matrix
+# Part of a configuration of models that also read images or sound.
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 _GATED = ("silu", "swish", "swiglu")
 _LARGEST = 64 << 20  # bytes of a table
 _MOST_ROWS = 100_000
@@ -162,6 +174,7 @@ class Model:
     window: int = 0  # tokens of a sliding window on every second layer; as `mtp_layers`
     has_sinks: bool = False  # a learned sink a head in attention, as in GPT-OSS
     has_qk_norm: bool = False  # norms of queries and keys
+    has_learned_positions: bool = False  # instead of rotary ones, as in GPT-2
 
     @property
     def group(self) -> float:
@@ -420,6 +433,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _model(config: dict[str, Any], path: Path) -> Model:
     """Return the model of a configuration, in the keys of fastcomm or Hugging Face."""
+    _check_family(config, path)
     _check_keys(config, path)
     if "mlp" in config and config["mlp"] not in {"swiglu", "gelu"}:
         raise ConfigError(f"{path}: invalid mlp {config['mlp']!r}: expected swiglu or gelu")
@@ -428,26 +442,54 @@ def _model(config: dict[str, Any], path: Path) -> Model:
     hidden, heads = _number(config, "hidden", path), _number(config, "heads", path)
     default_ffn = swiglu_width(hidden) if mlp == "swiglu" else 4 * hidden
     ffn = _number(config, "ffn", path, default_ffn)
-    latent = _latent(config, path)
+    latent, family = _latent(config, path), _family(config)
     head_dim = 0 if latent else _number(config, "head_dim", path, 0)
     return Model(
         name=str(config.get("name", config.get("_name_or_path") or path.stem)),
         hidden=hidden,
         heads=heads,
         kv_heads=heads if latent else _number(config, "kv_heads", path, heads),
-        layers=_number(config, "layers", path),
+        layers=_number(config, "layers", path, most=_MOST_LAYERS),
         ffn=ffn,
         vocab=_number(config, "vocab", path, VOCAB),
         mlp=mlp,
         head_dim=0 if head_dim * heads == hidden else head_dim,
         latent=latent,
         experts=_experts(config, path, ffn),
-        tied=bool(config.get("tied", config.get("tie_word_embeddings", False))),
+        tied=bool(config.get("tied", config.get("tie_word_embeddings", family == _TIED))),
         mtp_layers=_number(config, "mtp_layers", path, 0),
         window=_number(config, "window", path, 0) if _alternates(config) else 0,
         has_sinks=config.get("model_type") == "gpt_oss",
         has_qk_norm=latent is not None or _normalizes(config),
+        has_learned_positions=family == _TIED,
     )
+
+
+def _family(config: dict[str, Any]) -> str:
+    """Return the family of a configuration of Hugging Face, as in `_FAMILIES`; may be empty."""
+    text = config.get("model_type")
+    if not text:
+        classes = config.get("architectures")
+        text = classes[0] if isinstance(classes, list) and classes else ""
+    return re.sub(r"_|-|forcausallm$|lmheadmodel$", "", str(text).lower())
+
+
+def _check_family(config: dict[str, Any], path: Path) -> None:
+    """Raise `ConfigError` for a family whose layers are not those priced here."""
+    sizes = ("hidden", *_NAMES["hidden"])
+    nested = next((name for name in _NESTED if isinstance(config.get(name), dict)), None)
+    if nested and not any(config.get(name) is not None for name in sizes):
+        raise ConfigError(
+            f"{path}: the language model is nested in {nested}, beside parts that have no "
+            f"price: save the value of {nested} as a file of its own"
+        )
+    family = _family(config)
+    if family and family not in _FAMILIES:
+        text = config.get("model_type") or config["architectures"][0]
+        raise ConfigError(
+            f"{path}: the layers of {shortened(text)} are not understood; if they are those of "
+            "a Llama, leave out model_type and architectures"
+        )
 
 
 def _check_keys(config: dict[str, Any], path: Path) -> None:
@@ -507,6 +549,7 @@ def _latent(config: dict[str, Any], path: Path) -> Latent | None:
 def _experts(config: dict[str, Any], path: Path, ffn: int) -> Experts | None:
     """Return the mixture of experts, if the file has more than one expert."""
     number = _number(config, "experts", path, 0)
+    _check_number_of_experts(config, path)
     if number < 2:  # noqa: PLR2004 one expert is an MLP
         return None
     if config.get("mlp_only_layers") or _number(config, "every", path, 1) != 1:
@@ -517,6 +560,14 @@ def _experts(config: dict[str, Any], path: Path, ffn: int) -> Experts | None:
     width = _number(config, "expert_ffn", path, ffn)
     shared = _number(config, "shared_ffn", path, 0)
     is_single = config.get("n_group") == 1
+    groups = 0 if is_single else _number(config, "groups", path, 0)
+    node_limit = 0 if is_single else _number(config, "node_limit", path, 0)
+    if groups and (node_limit > groups or number % groups):
+        raise ConfigError(
+            f"{path}: {number} experts in n_group {groups}, of which topk_group is "
+            f"{node_limit}: expected n_group to divide the experts, and at most as many of a "
+            "token"
+        )
     return Experts(
         number=number,
         top_k=_number(config, "top_k", path),
@@ -524,21 +575,43 @@ def _experts(config: dict[str, Any], path: Path, ffn: int) -> Experts | None:
         shared=shared or width * _number(config, "shared_experts", path, 0),
         dense_layers=_number(config, "dense_layers", path, 0),
         # A single group of experts limits nothing.
-        node_limit=0 if is_single else _number(config, "node_limit", path, 0),
-        groups=0 if is_single else _number(config, "groups", path, 0),
+        node_limit=node_limit,
+        groups=groups,
         has_bias=config.get("model_type") == "gpt_oss",
     )
 
 
-def _number(config: dict[str, Any], key: str, path: Path, default: int | None = None) -> int:
+def _check_number_of_experts(config: dict[str, Any], path: Path) -> None:
+    """Raise `ConfigError` for keys of experts in a file that does not have their number."""
+    names = ("experts", *_NAMES["experts"])
+    if any(config.get(name) is not None for name in names):
+        return
+    others = [name for key in ("top_k", "expert_ffn") for name in (key, *_NAMES[key])]
+    if own := [name for name in others if config.get(name)]:
+        raise ConfigError(
+            f"{path}: {own[0]} {shortened(config[own[0]])} without the number of experts: add "
+            f"{' or '.join(names)}, 0 for a model without"
+        )
+
+
+def _number(
+    config: dict[str, Any],
+    key: str,
+    path: Path,
+    default: int | None = None,
+    most: int = _MOST,
+) -> int:
     """Return the number under a key or one of its Hugging Face names."""
     names = (key, *_NAMES[key])
     value = next((config[name] for name in names if config.get(name) is not None), default)
     # 0 is valid only if it is the default.
     least = 0 if default == 0 else 1
-    if type(value) is not int or not least <= value <= _MOST:
+    if type(value) is not int or not least <= value <= most:
+        expected = "a whole number"
+        if type(value) is int:
+            expected += f" from {least} to {most}"
         raise ConfigError(
-            f"{path}: invalid {' or '.join(names)} {shortened(value)}: expected a whole number"
+            f"{path}: invalid {' or '.join(names)} {shortened(value)}: expected {expected}"
         )
     return value
 
@@ -685,5 +758,6 @@ def _model_of_row(row: Mapping[str, str], where: str) -> Model:
         window=int(window) if window.isdecimal() else 0,
         has_sinks=row["name"].lower().startswith(_GPT_OSS),
         has_qk_norm=latent is not None or row["name"].lower().startswith(_QWEN3),
+        has_learned_positions=False,
         **{name: number(name, default) for name, default in shape.items()},
     )

@@ -263,7 +263,9 @@ def _shape(model: Model, seq_len: int) -> _Options:
         "--max-position-embeddings": seq_len,
         "--vocab-size": model.vocab,
         "--tokenizer-type": "NullTokenizer",
-        "--position-embedding-type": "rope",
+        "--position-embedding-type": (
+            "learned_absolute" if model.has_learned_positions else "rope"
+        ),
         "--attention-dropout": "0",
         "--hidden-dropout": "0",
     }

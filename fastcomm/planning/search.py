@@ -288,7 +288,7 @@ def _layouts(base: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
     choices = {
         "tp": [n for n in powers if n <= min(base.domain, _MOST_TENSOR)],
         "pp": [n for n in divisors(base.gpus) if n <= base.model.layers],
-        "cp": [n for n in powers if base.seq_len // n >= _LEAST_TOKENS],
+        "cp": [n for n in powers if n == 1 or base.seq_len // n >= _LEAST_TOKENS],
     }
     for tp, pp, cp in product(*(_values(base, name, fixed, n) for name, n in choices.items())):
         if base.gpus % (tp * pp * cp) == 0:
