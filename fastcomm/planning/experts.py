@@ -154,8 +154,8 @@ def exchange_time(plan: Plan, constants: Constants, experts: Experts) -> float:
         top_groups=top_groups,
     )
     family = next((name for name in _FAMILIES if name in plan.dispatch), "nccl")
-    is_fp8 = plan.precision == "fp8_block" and family == "deepep" and not plan.is_mx
-    alone = _alone(plan.gpu, family, shape, plan.node_bytes_per_s / plan.domain, is_fp8)
+    nic = plan.node_bytes_per_s / plan.domain
+    alone = _alone(plan.gpu, family, shape, nic, plan.has_fp8_dispatch)
     # Ranks that divide an expert gather the tokens of each other.
     size = tokens * experts.top_k * plan.model.hidden * ELEMENT * plan.etp
     shared = plan_collective(plan, constants, "all_gather", size, plan.etp)

@@ -195,6 +195,30 @@ class Plan:
         return 4 + MOMENTS[self.moments]
 
     @property
+    def is_dualpipe(self) -> bool:
+        """Whether the dispatch names the schedule of DeepSeek's own trainer."""
+        return any(way.startswith("(") for way in self.dispatch.split()[1:])
+
+    @property
+    def has_fp8_dispatch(self) -> bool:
+        """Whether tokens are sent to experts in FP8, as DeepSeek's own trainer does.
+
+        Megatron-Core passes bf16 to DeepEP, whatever the recipe (its issue 3578).
+        """
+        is_block = self.precision == "fp8_block" and not self.is_mx
+        return is_block and self.is_dualpipe and "deepep" in self.dispatch
+
+    @property
+    def has_few_queues(self) -> bool:
+        """Whether overlapped kernels of two kinds take contradictory settings of the GPU.
+
+        Before Blackwell, tensor and context parallelism overlap with
+        CUDA_DEVICE_MAX_CONNECTIONS=1, and the exchange of another micro-batch with 32.
+        """
+        is_old = not gpu(self.gpu).has_mx
+        return is_old and "overlapped" in self.dispatch and (self.tp > 1 or self.cp > 1)
+
+    @property
     def is_mx(self) -> bool:
         """Whether GEMMs are in MXFP8, by which Blackwell also emulates blocks of scales."""
         emulated = self.precision == "fp8_block" and gpu(self.gpu).has_mx
@@ -260,6 +284,7 @@ class Plan:
         self._check_shape()
         self.check_methods()
         self._check_graphs()
+        self._check_recompute()
         self._check_experts()
         self._check_sharding()
 
@@ -292,7 +317,9 @@ class Plan:
         }
         kind, *more = self.dispatch.split() or [""]
         if kind not in DISPATCHES or any(m not in _WAYS and m[0] != "(" for m in more):
-            raise invalid_value("dispatch", self.dispatch, f"one of {', '.join(DISPATCHES)}")
+            shown = self.dispatch.replace(" ", "+")
+            ways = ", ".join(f"+{way}" for way in _WAYS)
+            raise invalid_value("dispatch", shown, f"one of {', '.join(DISPATCHES)}; {ways}")
         for name, values in names.items():
             if name == "recompute" and self._is_partial_recompute():
                 continue
@@ -378,6 +405,19 @@ class Plan:
         if problem := self.graph_problem:
             raise ConfigError(f"graphs {self.graphs}: CUDA graphs {problem}")
 
+    def _check_recompute(self) -> None:
+        """Raise `ConfigError` for a number of layers that virtual stages do not divide.
+
+        Megatron-Core recomputes equally many layers of each virtual stage.
+        """
+        if not (self.trainer_rules.has_counts and self.recompute.isdecimal()):
+            return
+        if int(self.recompute) % self.vp:
+            raise ConfigError(
+                f"recompute {self.recompute}: equally many layers of each of the {self.vp} "
+                f"virtual stages of a rank; take a multiple of {self.vp}"
+            )
+
     def _is_partial_recompute(self) -> bool:
         """Whether `recompute` is a number of layers, or names parts of a layer."""
         parts = self.recompute.split("+")
@@ -435,8 +475,7 @@ class Plan:
                 f"ep x etp is {self.ep * self.etp}, which does not divide dp x cp x tp, "
                 f"{self.replica_ranks}: the ranks of a pipeline stage"
             )
-        is_dualpipe = any(way.startswith("(") for way in more)
-        if "overlapped" in more and self.pp > 1 and self.vp == 1 and not is_dualpipe:
+        if "overlapped" in more and self.pp > 1 and self.vp == 1 and not self.is_dualpipe:
             raise ConfigError(
                 f"dispatch {self.dispatch} takes virtual stages in a pipeline: vp is 1"
             )
@@ -465,6 +504,11 @@ class Plan:
     def _check_trainer(self) -> None:
         """Raise `ConfigError` for parallelism or sharding that the trainer lacks."""
         rules = self.trainer_rules
+        if rules.precisions and self.precision not in rules.precisions:
+            raise ConfigError(
+                f"precision {self.precision}: no recipe of {rules.title}; take one of "
+                f"{', '.join(rules.precisions)}"
+            )
         for name in rules.unsupported:
             if (size := getattr(self, name)) > 1:
                 raise ConfigError(f"{name} {size}: {rules.title} has only {name} 1")

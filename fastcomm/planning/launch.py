@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.gpus import Gpu
 from fastcomm.models import Model
 from fastcomm.planning.attention import recomputed_modules
 from fastcomm.planning.job import GRADIENTS, Plan, split_of, stage_units
@@ -107,13 +108,47 @@ def _holds(arguments: Arguments, condition: str) -> bool:
     return not value or arguments[option] == value
 
 
+def needs_environment(text: str, chip: Gpu) -> list[str]:
+    """Return which environment variables Megatron's arguments take, a sentence each.
+
+    `text` has the arguments as `launch` returns them.
+    """
+    arguments = _parsed(text)
+    needs = []
+    if _holds(arguments, "--use-transformer-engine-op-fuser"):
+        needs.append(
+            "set NVTE_CUTEDSL_FUSED_GROUPED_MLP=1: without it, Transformer Engine does not "
+            "fuse experts"
+        )
+    sizes = ("--tensor-model-parallel-size", "--context-parallel-size")
+    is_divided = any(_holds(arguments, f"{size} >1") for size in sizes)
+    if chip.has_mx or not is_divided or "--use-megatron-fsdp" in arguments:
+        return needs
+    if "--overlap-moe-expert-parallel-comm" in arguments:
+        needs.append(
+            "set CUDA_DEVICE_MAX_CONNECTIONS=32 to overlap the exchange of experts: tensor and "
+            "context parallelism, which take 1, are priced without overlap"
+        )
+    else:
+        needs.append(
+            "set CUDA_DEVICE_MAX_CONNECTIONS=1: Megatron refuses tensor and context "
+            "parallelism without it before Blackwell"
+        )
+    return needs
+
+
+def _parsed(text: str) -> Arguments:
+    """Return the arguments of a text as `launch` returns them."""
+    lines = (line.removesuffix(" \\").partition(" ") for line in text.split("\n"))
+    return {option: value for option, _, value in lines}
+
+
 def needs_newer(text: str) -> str:
     """Return what of Megatron's arguments takes a newer core than 0.16; empty if nothing.
 
     `text` has the arguments as `launch` returns them.
     """
-    lines = (line.removesuffix(" \\").partition(" ") for line in text.split("\n"))
-    arguments = {option: value for option, _, value in lines}
+    arguments = _parsed(text)
     newer = [
         rule
         for rule in MEGATRON_NEWER
@@ -312,8 +347,6 @@ _RECIPES = {
 
 
 def _batch_and_precision(plan: Plan) -> _Options:
-    if plan.precision not in _RECIPES:
-        raise ConfigError(f"no recipe for precision {plan.precision}")
     kind, recipe = _RECIPES[plan.precision]
     moments = plan.moments if plan.moments != "fp32" else None
     return {
@@ -397,7 +430,14 @@ def _recompute(plan: Plan) -> _Options:
     if plan.recompute != "full":
         # Counted for each virtual stage.
         method = "block"
-        number = max(1, round(plan.stage_layers * plan.recomputed / plan.vp))
+        is_count = plan.recompute.isdecimal()
+        layers = int(plan.recompute) if is_count else plan.stage_layers * plan.recomputed
+        if layers % plan.vp:
+            raise ConfigError(
+                f"recompute {plan.recompute}: not equally many layers of each of the "
+                f"{plan.vp} virtual stages of a rank"
+            )
+        number = int(layers) // plan.vp
     return {
         "--recompute-granularity": "full",
         "--recompute-method": method,
@@ -521,10 +561,6 @@ def _check_torchtitan(plan: Plan) -> None:
         raise ConfigError(f"no dispatch {plan.dispatch}; fix one of {', '.join(DISPATCHES)}")
     if plan.shards[0] % plan.cp:
         raise ConfigError(f"cp {plan.cp} does not divide {plan.sharding}")
-    if plan.precision not in _CONVERTERS:
-        raise ConfigError(
-            f"no converter for precision {plan.precision}; take fp8_titan or mxfp8"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from fastcomm.planning.kernels import (
     plan_collective,
     recipe_of,
 )
+from fastcomm.planning.trainers import NODE_GPUS
 
 _PASSES = (0, 1)
 # Memory of CUDA graphs over that of activations: of a whole step with experts, whose rows are
@@ -36,6 +37,10 @@ _PASSES = (0, 1)
 _WHOLE_POOL, _PART_POOL = 0.5, 0.08
 _NORM_SHARE = 0.3  # of the bytes of element-wise kernels: norms and their inputs
 _CONTEXT = 3e9  # bytes of the CUDA context, NCCL buffers and fragmentation
+# More of it with HybridEP in an NVLink domain of many nodes: its buffers, those of more groups
+# of NCCL, and fragmentation. Hy3 on GB300 uses 187 GB without graphs (n142) and 193 with those
+# of parts (n143), of which parameters, states and activations are 171 and 177.
+_DOMAIN_CONTEXT = 15e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,8 @@ def _tensor(plan: Plan, constants: Constants) -> tuple[float, float]:
     once = plan_collective(plan, constants, "all_gather", size, plan.tp)
     once += plan_collective(plan, constants, "reduce_scatter", size, plan.tp)
     calls = 1 if plan.model.experts and not plan.model.experts.shared else 2
-    return constants.tp_exposed * calls * once, constants.tp_exposed * calls * once
+    share = 1.0 if plan.has_few_queues else constants.tp_exposed
+    return share * calls * once, share * calls * once
 
 
 def _context(
@@ -130,6 +136,8 @@ def _context(
     wide = width or 2 * max(1.0, model.kv_heads / plan.tp) * model.rotary
     size = plan.cp * plan.tokens * wide * ELEMENT
     ring = plan_collective(plan, constants, "all_gather", size, plan.cp, plan.tp)
+    if plan.has_few_queues:
+        return ring, 2 * ring
     return exposed(constants, ring, work[0]), exposed(constants, 2 * ring, work[1])
 
 
@@ -619,8 +627,14 @@ def _bytes(plan: Plan) -> dict[str, float]:
         "activations": activations,
         "logits": logits,
         "CUDA graphs": _pools(plan) * activations,
-        "context": _CONTEXT,
+        "context": _context_bytes(plan),
     }
+
+
+def _context_bytes(plan: Plan) -> float:
+    """Return the bytes of the driver, buffers of exchanges, and fragmentation."""
+    is_wide = plan.domain > NODE_GPUS and "hybridep" in plan.dispatch
+    return _CONTEXT + (_DOMAIN_CONTEXT if is_wide else 0.0)
 
 
 def _in_flight(plan: Plan) -> float:

@@ -410,6 +410,8 @@ def _implies_fusion(plan: Plan) -> bool:
 def _values(row: _ROW, name: str, base: Plan) -> Sequence[str]:
     """Return the value of a column, or the values to try where it is empty or unknown."""
     text = _recomputed(row) if name == "recompute" else row.get(name, "").lower()
+    if name == "moe_dispatch":
+        text = text.replace("+", " ")
     if name == "moe_dispatch" and "tokendrop" in row.get("comment", ""):
         text += " capacity"
     if name == "recompute" and text == "partial" and "share not stated" in row[_DETAIL]:

@@ -23,11 +23,16 @@ from fastcomm.planning.job import (
     virtual_stages,
     with_values,
 )
-from fastcomm.planning.launch import LaunchRefusal, launch_fastest, needs_newer
+from fastcomm.planning.launch import (
+    LaunchRefusal,
+    launch_fastest,
+    needs_environment,
+    needs_newer,
+)
 from fastcomm.planning.options import PlanOptions
 from fastcomm.planning.price import PlanPrice, price_plan, priced
 from fastcomm.planning.result import PriceResult, note_on, strategy_text, summary
-from fastcomm.planning.trainers import DEFAULT
+from fastcomm.planning.trainers import DEFAULT, TRAINERS, Trainer
 from fastcomm.result import TableResult
 from fastcomm.units import format_gib, format_s, plural
 
@@ -120,9 +125,11 @@ class PlanSearch(TableResult):
         ]
 
     def launch_needs(self) -> list[str]:
-        """Return which newer trainer `launch` takes, a sentence each."""
-        needs = needs_newer(self.launch) if self.launch else ""
-        return [needs] if needs else []
+        """Return which newer trainer and which environment `launch` takes, a sentence each."""
+        if not self.launch:
+            return []
+        chip, newer = gpu(self.job.gpu), needs_newer(self.launch)
+        return [*filter(None, [newer]), *needs_environment(self.launch, chip)]
 
     def nearest(self) -> str:
         """Explain why no strategy fits, and what would help."""
@@ -217,13 +224,14 @@ def search_plans(options: PlanOptions) -> PlanSearch:
 
     """
     cluster = measured_cluster(options)
+    values = _fixed(options)
+    trainer = TRAINERS.get(values.get("trainer", options.trainer), TRAINERS[DEFAULT])
     job = replace(
         job_of(options, cluster, usable=_USABLE),
         trainer=options.trainer,
-        precision=_precision(options.precision, gpu(cluster.gpu)),
+        precision=_precision(options.precision, gpu(cluster.gpu), trainer),
         routing=options.routing or ROUTING[0],
     )
-    values = _fixed(options)
     base = with_values(job, values, "--fix")
     base.check_values()
     base.check_methods()
@@ -248,11 +256,12 @@ def _fixed(options: PlanOptions) -> dict[str, str]:
     return values
 
 
-def _precision(text: str | None, chip: Gpu) -> str:
-    """Return the precision of a plan; "fp8" is the usual recipe of the GPU."""
-    if text == "fp8":
-        return "mxfp8" if chip.has_mx else "fp8_cs"
-    return text or "bf16"
+def _precision(text: str | None, chip: Gpu, trainer: Trainer) -> str:
+    """Return the precision of a plan; "fp8" is the usual recipe of the GPU and trainer."""
+    if text != "fp8":
+        return text or "bf16"
+    usual = ("mxfp8",) if chip.has_mx else ("fp8_cs", "fp8_titan")
+    return next((name for name in usual if name in trainer.precisions), usual[0])
 
 
 def candidates(job: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
@@ -381,10 +390,14 @@ def _captured(layout: Plan, recompute: str, graphs: Iterable[str]) -> list[str]:
 
 
 def _graphs(layout: Plan) -> tuple[str, ...]:
-    """Return the CUDA graphs to try: with experts, those of what precedes token counts."""
+    """Return the CUDA graphs to try: with experts, those of what precedes token counts.
+
+    Also that of a whole step, if HybridEP and fused experts keep token counts on the GPU.
+    """
     if layout.model.experts is None or not layout.trainer_rules.has_graphs:
         return ("",)
-    return ("", "attn+moe_router+moe_preprocess")
+    whole = layout.fused_experts and "hybridep" in layout.dispatch
+    return ("", "attn+moe_router+moe_preprocess", *(("full",) if whole else ()))
 
 
 def _recompute(layout: Plan) -> tuple[str, ...]:

@@ -13,6 +13,10 @@ DEEPEP_RANKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 # tokens between nodes over NVLink (its `moe_flex_dispatcher_backend`).
 NODE_GPUS = 8
 
+# Recipes of Transformer Engine by which Megatron-Core trains, and converters of torchtitan.
+_ENGINE = ("bf16", "fp16", "fp8_te", "fp8_cs", "fp8_tensor", "fp8_block", "mxfp8")
+_CONVERTERS = ("bf16", "fp8_titan", "mxfp8")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
@@ -39,6 +43,7 @@ class Trainer:
     has_layouts: bool = False  # pipelines whose stages do not divide the layers
     # CUDA graphs and recompute of parts of a layer, and exchanges under another micro-batch.
     has_graphs: bool = False
+    precisions: tuple[str, ...] = ()  # that it can run; empty if its source tells none
     host_factor: float = 1.0  # time of the host to launch a layer, over that of Megatron-Core
     unsupported: tuple[str, ...] = ()  # sizes that are always 1: "tp", "pp", "vp", "cp"
     not_in_pipeline: tuple[str, ...] = ()  # shardings that no pipeline takes
@@ -48,6 +53,7 @@ class Trainer:
 TRAINERS = {
     "megatron": Trainer(
         title="Megatron-Core",
+        precisions=_ENGINE,
         sharding=("zero1",),
         reduction="fp32",
         has_counts=True,
@@ -57,6 +63,7 @@ TRAINERS = {
     # Recipes of NVIDIA NeMo and Megatron Bridge reduce and accumulate gradients in bf16.
     "nemo": Trainer(
         title="NeMo with Megatron-Core",
+        precisions=_ENGINE,
         sharding=("zero1",),
         gradients="bf16",
         has_counts=True,
@@ -64,7 +71,10 @@ TRAINERS = {
         has_graphs=True,
     ),
     "nemo-fsdp": Trainer(
-        title="NeMo with Megatron FSDP", sharding=("zero3",), unsupported=("pp", "vp")
+        title="NeMo with Megatron FSDP",
+        sharding=("zero3",),
+        precisions=_ENGINE,
+        unsupported=("pp", "vp"),
     ),
     "fsdp": Trainer(
         title="PyTorch FSDP of 2023",
@@ -77,6 +87,7 @@ TRAINERS = {
     ),
     "fsdp2": Trainer(
         title="PyTorch FSDP2, as in torchtitan",
+        precisions=_CONVERTERS,
         sharding=("zero3",),
         weight_bytes=0,
         logit_bytes=12,

@@ -20,10 +20,12 @@ from fastcomm.planning.constants import Constants
 from fastcomm.planning.expected import (
     COVERED,
     EXPECTED,
+    WIDER,
     classes_of,
     covered,
     equal_steps,
     expected_error,
+    precision_of,
 )
 from fastcomm.planning.job import with_strategy
 from fastcomm.planning.price import price_plan
@@ -176,7 +178,7 @@ def test_a_class_with_few_runs_has_the_error_of_a_wider_one():
     assert wide == "dense"
     assert expected_error(price_plan(PLAN, Constants())).of == "dense, 2024 on"
     old = replace(PLAN, year=2023.5)
-    assert expected_error(price_plan(old, Constants())).of == "dense, until 2023"
+    assert expected_error(price_plan(old, Constants())).of == classes_of(old)[0]
     scaled = replace(old, gpu="a100-40")
     assert expected_error(price_plan(scaled, Constants())).of == classes_of(scaled)[0]
 
@@ -204,6 +206,40 @@ def test_a_wider_interval_names_its_class():
     more = ("--global-batch", "64", "--strategy", strategy)
     shown = " ".join(invoke(*words, *more).stdout.split())
     assert "(interval of the wider class experts, forced routing, until 2025)" in shown
+
+
+def test_a_precision_that_errs_more_than_its_class_has_a_wider_interval(published):
+    plan = replace(PLAN, model=load("qwen3-30b-a3b"), ep=8, precision="fp8_cs")
+    expected = expected_error(price_plan(plan, Constants()))
+    usual = expected_error(price_plan(replace(plan, precision="bf16"), Constants()))
+    assert expected.wider == "experts, fp8_cs"
+    assert expected.most > usual.most
+    assert expected.of == usual.of
+    rows = [price_run(run, Constants()) for run in plan_runs.load(published).runs]
+    for name, (runs, most) in WIDER.items():
+        own = [row for row in rows if precision_of(row.price.plan) == name]
+        own = [row for row in own if row.run.is_usable]
+        assert len(own) == runs >= 10
+        assert np.mean([expected_error(row.price).most >= most for row in own]) == 1
+        assert np.mean([row.is_expected for row in own]) >= 0.88
+
+
+def test_the_page_says_how_often_intervals_hold_as_its_table_does(published):
+    page = " ".join(plan_runs.PAGE.read_text("utf-8").split())
+    text = " ".join(plan_runs.in_band(plan_runs.load(published).runs).split())
+    assert text in page
+    shares = re.findall(
+        r"^\| (.*?) \| (\d+) \|.*\| (\d+) % \|[^|]*\|[^|]*\|$", page_rows(), re.M
+    )
+    groups = {name: int(share) for name, runs, share in shares if int(runs) >= 20}
+    assert f"Of {len(groups)} groups" in text
+    for name, share in groups.items():
+        assert (f"{name} ({share} %)" in text) == (not 88 <= share <= 95)
+
+
+def page_rows():
+    """The table of all runs."""
+    return plan_runs.PAGE.read_text("utf-8").partition("## Classes of runs")[0]
 
 
 def test_a_class_has_its_own_interval_if_that_tells_more():

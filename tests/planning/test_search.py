@@ -783,7 +783,10 @@ def test_fsdp2_is_searched_with_virtual_stages():
     [
         ({"model": load("llama2-7b")}, "no flavor of llama2-7b"),
         ({"recompute": "8"}, "no recompute 8"),
-        ({"precision": "fp8_te"}, "no converter for precision fp8_te"),
+        (
+            {"precision": "fp8_te"},
+            "fp8_te: no recipe of PyTorch FSDP2, as in torchtitan; take one of",
+        ),
         ({"cp": 2, "sharding": "hsdp1"}, "cp 2 does not divide hsdp1"),
     ],
 )
