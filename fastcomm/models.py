@@ -434,6 +434,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 def _model(config: dict[str, Any], path: Path) -> Model:
     """Return the model of a configuration, in the keys of fastcomm or Hugging Face."""
     _check_family(config, path)
+    _check_window(config, path)
     _check_keys(config, path)
     if "mlp" in config and config["mlp"] not in {"swiglu", "gelu"}:
         raise ConfigError(f"{path}: invalid mlp {config['mlp']!r}: expected swiglu or gelu")
@@ -490,6 +491,23 @@ def _check_family(config: dict[str, Any], path: Path) -> None:
             f"{path}: the layers of {shortened(text)} are not understood; if they are those of "
             "a Llama, leave out model_type and architectures"
         )
+
+
+def _check_window(config: dict[str, Any], path: Path) -> None:
+    """Raise `ConfigError` for a window of other layers than every second one."""
+    window, longest = config.get(_NAMES["window"][0]), config.get("max_position_embeddings")
+    if not isinstance(window, int) or config.get("use_sliding_window") is False:
+        return
+    is_longer = isinstance(longest, int) and window >= longest
+    if window < 1 or is_longer or _alternates(config):
+        return
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and kinds and "sliding_attention" not in kinds:
+        return
+    raise ConfigError(
+        f"{path}: a sliding_window of {window} tokens is priced on every second layer alone "
+        "(layer_types); set it to null for full attention, as in shorter sequences"
+    )
 
 
 def _check_keys(config: dict[str, Any], path: Path) -> None:

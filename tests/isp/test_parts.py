@@ -63,7 +63,6 @@ def test_a_model_is_read_from_hugging_face_and_from_toml(tmp_path):
     for more, window in (
         ({"sliding_window": 128, "layer_types": halves}, 128),
         ({"sliding_window": 128, "model_type": "gpt_oss"}, 128),
-        ({"sliding_window": 128}, 0),  # of all layers: none has the price of a window
         ({"sliding_window": None, "layer_types": ["full_attention"] * 32}, 0),
     ):
         path.write_text(json.dumps(said | more | {"num_nextn_predict_layers": 1}))
@@ -73,6 +72,8 @@ def test_a_model_is_read_from_hugging_face_and_from_toml(tmp_path):
     toml.write_text('hidden = 1024\nheads = 8\nlayers = 4\nmlp = "gelu"\n')
     assert load_model(toml).layer_parameters == 12 * 1024**2
     for more, message in (
+        # Of all layers: none has the price of a window.
+        ({"sliding_window": 128}, "a sliding_window of 128 tokens is priced on every second"),
         ({"hidden_size": "x"}, "hidden_size or n_embd"),
         ({"num_local_experts": 8}, "experts"),
         ({"num_attention_heads": 30}, "not a multiple of 30 heads"),

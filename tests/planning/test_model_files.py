@@ -54,6 +54,12 @@ def config(tmp_path, keys):
         ),
         (MOE | {"n_group": 8, "topk_group": 99}, "in n_group 8, of which topk_group is 99"),
         (MOE | {"n_group": 7, "topk_group": 2}, "128 experts in n_group 7"),
+        (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, "a sliding_window of 4096"),
+        (
+            LLAMA
+            | {"sliding_window": 512, "layer_types": [*["sliding_attention"] * 5, "full"]},
+            "a sliding_window of 512",
+        ),
         ({"text_config": LLAMA, "model_type": "llama4"}, "nested in text_config"),
         *(
             (LLAMA | {"model_type": name}, f"layers of '?{name}'? are not understood")
@@ -80,6 +86,26 @@ def test_usual_families_are_read_by_type_or_class(tmp_path, name):
     assert load(str(config(tmp_path, by_class))).layers == 32
     by_type = LLAMA | {"model_type": name.removesuffix("ForCausalLM").lower()}
     assert load(str(config(tmp_path, by_type))).hidden == 4096
+
+
+@pytest.mark.parametrize(
+    ("keys", "window"),
+    [
+        ({"sliding_window": None}, 0),
+        ({"sliding_window": 4096, "use_sliding_window": False}, 0),
+        ({"sliding_window": 131072, "max_position_embeddings": 131072}, 0),
+        ({"sliding_window": 4096, "layer_types": ["full_attention"] * 32}, 0),
+        (
+            {
+                "sliding_window": 128,
+                "layer_types": ["sliding_attention", "full_attention"] * 16,
+            },
+            128,
+        ),
+    ],
+)
+def test_windows_that_are_priced_or_without_effect_are_read(tmp_path, keys, window):
+    assert load(str(config(tmp_path, LLAMA | keys))).window == window
 
 
 def test_a_model_that_says_it_has_no_experts_has_none(tmp_path):
