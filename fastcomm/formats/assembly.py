@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.formats.communication import Collectives, Pattern, unused_patterns
 from fastcomm.formats.tagging import SOURCE, tag
+from fastcomm.formats.unrecorded_work import find_unanswered
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.columns import nullable
 from fastcomm.trace.events import Events
@@ -36,6 +37,7 @@ from fastcomm.trace.iterations import (
     on_device_clock,
     why_not_on_device_clock,
     without_cut_end,
+    without_incomplete,
 )
 from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.schema import ARGS, TEXT_ARGS
@@ -296,13 +298,19 @@ def _iterations(
         marks = find_iterations(_marks(events, collectives), rule)
         work = _device_work(events)
         whole = _without_cut_end(marks, work, events) if meta.is_truncated else marks
-        return whole, _on_device(
+        count = len(whole.number)
+        unanswered = find_unanswered(marks, events, work, count)
+        incomplete = unanswered.is_incomplete
+        return without_incomplete(
+            whole, incomplete, *unanswered.warnings(marks.number)
+        ), _on_device(
             marks,
             work,
             rule,
-            count=len(whole.number),
+            count=count,
             is_host_run=meta.is_host_run,
             launches=0 if (work.launch != NULL).any() else len(events.unanswered()),
+            incomplete=incomplete,
         )
     except ConfigError as error:
         raise TraceFileError(f"{meta.path}: {error}") from error
@@ -354,10 +362,12 @@ def _on_device(
     *,
     is_host_run: bool,
     launches: int,
+    incomplete: Flags,
 ) -> _DeviceIterations:
     """Return the first `count` iterations on the device's clock, if the rule allows it.
 
-    `launches` is the number of launches without recorded work.
+    `launches` is the number of launches without recorded work. The `incomplete` iterations of
+    `host`, a flag for each, are left out.
 
     Raises ConfigError if the rule requires them, and there are none.
     """
@@ -371,7 +381,7 @@ def _on_device(
     reason = None if is_required else why_not_on_device_clock(host, work, launches)
     if reason is None:
         try:
-            iterations = on_device_clock(host, work, count)
+            iterations = on_device_clock(host, work, count, incomplete)
         except ConfigError as error:
             if is_required:
                 raise ConfigError(f"--step-boundary device: {error}") from error

@@ -52,7 +52,9 @@ GRAPH_LAUNCH = "GraphLaunch"
 # Calls of any runtime that launch or enqueue something: their time is the cost of launching.
 LAUNCHING = r"(?i)launch|enqueue|AppendMemoryCopy"
 # Calls of CUDA and HIP that always start device work; a copy or memset of nothing does not.
-WORK_LAUNCH = rf"Launch(?:Cooperative|Ext)?Kernel|{GRAPH_LAUNCH}"
+KERNEL_LAUNCH = r"Launch(?:Cooperative|Ext)?Kernel"
+WORK_LAUNCH = rf"{KERNEL_LAUNCH}|{GRAPH_LAUNCH}"
+COPY_CALL = r"^(?:cuda|hip|cu)Mem(?:cpy|set)"
 # Calls of CUDA and HIP that take the lock of the process, so that threads do them in turns.
 # Nsight Systems appends a version to names.
 LOCKING_CALL = (

@@ -36,6 +36,7 @@ _LEAST_SHARE = 0.01  # of the device time of a step, to be worth a warning
 _DIGITS, _SEPARATORS = "0123456789", " _:#-"
 _EMPTY = 0.01  # of the median step
 _NO_PAUSE = 0.01  # of a step: marks that are not further apart follow each other
+_WAITED = 0.05  # of a step: work that begins this much later than its launch waits for a device
 _UNUSUAL = 10  # times the median time between marks
 
 
@@ -450,6 +451,21 @@ def _whole_count(iterations: Iterations, work: DeviceWork, unanswered: Ints) -> 
     return int(np.cumprod(is_whole).sum())
 
 
+def without_incomplete(iterations: Iterations, incomplete: Flags, *warnings: str) -> Iterations:
+    """Return the iterations that are not incomplete, with more warnings.
+
+    `incomplete` has a flag for each of them, and maybe more.
+    """
+    rows = np.flatnonzero(~incomplete[: len(iterations.number)])
+    return replace(
+        iterations,
+        number=iterations.number[rows],
+        start=iterations.start[rows],
+        stop=iterations.stop[rows],
+        warnings=(*iterations.warnings, *warnings),
+    )
+
+
 def _first(iterations: Iterations, count: int) -> Iterations:
     """Return the first iterations."""
     return replace(
@@ -489,7 +505,10 @@ def why_not_on_device_clock(
 
 
 def on_device_clock(
-    iterations: Iterations, work: DeviceWork, count: int | None = None
+    iterations: Iterations,
+    work: DeviceWork,
+    count: int | None = None,
+    incomplete: Flags | None = None,
 ) -> Iterations:
     """Return iterations on the device's clock.
 
@@ -510,6 +529,9 @@ def on_device_clock(
         Device work.
     count
         Number of leading iterations to return; None: all.
+    incomplete
+        Whether device work of each iteration is not recorded, so that it is left out; None: of
+        none. If the first work of the next one waited for the device, it begins there.
 
     Raises
     ------
@@ -518,13 +540,13 @@ def on_device_clock(
 
     """
     count = len(iterations.number) if count is None else count
-    if iterations.found_by == PERIOD or not count:
-        return replace(_first(iterations, count), warnings=())
-    if iterations.found_by == WHOLE and len(work.start):
-        edges = np.array([work.start.min(), work.stop.max()], np.int64)
-        return replace(iterations, start=edges[:1], stop=edges[1:], warnings=())
+    if incomplete is None:
+        incomplete = np.zeros(len(iterations.number), np.bool_)
+    unmarked = _unmarked(iterations, work, count)
+    if unmarked is not None:
+        return without_incomplete(replace(unmarked, warnings=()), incomplete)
     launched = work.launched()
-    low, high = _between_edges(launched.launch, _up_to_next(iterations))
+    low, high = _between_edges(launched.launch, up_to_next(iterations))
     busy = np.flatnonzero(high > low)
     if not (busy < count).any():
         raise ConfigError("no recorded launch of device work lies inside a mark of a step")
@@ -534,12 +556,16 @@ def on_device_clock(
     ended = last[busy - busy[0]][np.searchsorted(busy, places, side="right") - 1]
     before = _end_of_earlier(work, int(iterations.start[busy[0]]), int(first[0]))
     start = np.minimum(first, np.append(before, ended[:-1]))
+    behind = _behind_unrecorded(iterations, launched, (low, high), incomplete)[places]
+    start[behind] = first[behind]
     start = np.maximum.accumulate(np.maximum(start, iterations.start[places]))
     stop = np.maximum(np.maximum.accumulate(last), iterations.stop[places])
     is_followed = _is_followed(iterations)[places[:-1]]
     stop[:-1] = np.where(is_followed, start[1:], np.minimum(stop[:-1], start[1:]))
-    rows = np.flatnonzero((places < count) & (stop > start))
+    is_own = ~incomplete[places] & (places < count)
+    rows = np.flatnonzero(is_own & (stop > start))
     used = places[rows]
+    others = np.setdiff1d(np.flatnonzero(~incomplete[:count]), places)
     gaps = start[1:] - stop[:-1]
     pauses = np.flatnonzero((gaps > 0) & (places[1:] < count))
     return Iterations(
@@ -548,10 +574,10 @@ def on_device_clock(
         stop=stop[rows],
         found_by=iterations.found_by,
         warnings=(
-            *_without("device work", iterations.number[np.setdiff1d(np.arange(count), places)]),
+            *_without("device work", iterations.number[others]),
             *_without(
                 "time of their own on the device",
-                iterations.number[np.setdiff1d(places[places < count], used)],
+                iterations.number[np.setdiff1d(places[is_own], used)],
             ),
             *_pauses(iterations.number[places], pauses, gaps[pauses]),
             *_long_gaps(iterations, places[places < count]),
@@ -560,7 +586,37 @@ def on_device_clock(
     )
 
 
-def _up_to_next(iterations: Iterations) -> Iterations:
+def _unmarked(iterations: Iterations, work: DeviceWork, count: int) -> Iterations | None:
+    """Return the first `count` iterations if no mark of the host bounds them; else None."""
+    if iterations.found_by == PERIOD or not count:
+        return _first(iterations, count)
+    if iterations.found_by == WHOLE and len(work.start):
+        edges = np.array([work.start.min(), work.stop.max()], np.int64)
+        return replace(iterations, start=edges[:1], stop=edges[1:])
+    return None
+
+
+def _behind_unrecorded(
+    iterations: Iterations, launched: DeviceWork, edges: tuple[Ints, Ints], incomplete: Flags
+) -> Flags:
+    """Return which iterations begin with their first work, behind work that is not recorded.
+
+    Their first work begins much later than it was launched. `edges` are the first row of
+    `launched` of each iteration, and the end of its rows.
+    """
+    low, high = edges
+    is_behind = np.zeros(len(low), np.bool_)
+    for k in (np.flatnonzero(incomplete[:-1]) + 1).tolist():
+        own = slice(low[k], high[k])
+        if not incomplete[k] and high[k] > low[k]:
+            first = low[k] + int(np.argmin(launched.start[own]))
+            length = iterations.stop[k] - iterations.start[k]
+            waited = launched.start[first] - launched.launch[first]
+            is_behind[k] = waited > _WAITED * length
+    return is_behind
+
+
+def up_to_next(iterations: Iterations) -> Iterations:
     """Return marks that reach to those that follow them: what lies between is of the first."""
     stop = iterations.stop.copy()
     stop[:-1] = np.where(_is_followed(iterations), iterations.start[1:], stop[:-1])
