@@ -33,6 +33,7 @@ from fastcomm.metrics.outliers import (
 from fastcomm.metrics.rank_comparison import AlignedEvents, Matching, compare_all, matching
 from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
 from fastcomm.metrics.spill_files import EventBatch
+from fastcomm.metrics.step_counts import ComparedSteps, StepCounts
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.ranks.clocks import ClockOffset
 from fastcomm.trace.columns import filled, table_of
@@ -157,24 +158,26 @@ def measure_across_ranks(
     is_aligned = clock_alignment != "none"
     grid = HeatArrays.of(material.iterations)
     groups = groups_by_label(material.groups, material.members)
-    stage, steps = pipeline_stages(groups), max(1, len(grid.iterations))
+    stage, counts = pipeline_stages(groups), StepCounts.of(material.iterations)
     aligned = AlignedEvents.of(
         material.batches,
         parallel_map,
         is_aligned=is_aligned,
         is_host_run=material.is_host_run,
         job=expected_members(material),
+        is_even=counts.is_even,
     )
     comparison = compare_all(aligned, parallel_map)
+    steps = ComparedSteps.of(counts, comparison.matched_steps)
     if comparison.ungrouped.matched:
         groups |= group_of_all_ranks(material.ranks)
-    waits_ = waits(comparison.waits, steps)
+    waits_ = waits(comparison.waits, steps.of_rank)
     by_rank = over_tags(waits_)
-    links_ = links(comparison.transfers, groups, MeanStep(count=steps, ns=grid.step_ns))
+    links_ = links(comparison.transfers, groups, MeanStep(compared=steps, ns=grid.step_ns))
     measurements = Measurements(
         grid=grid,
         stage=stage,
-        received=_received(material.sums, steps),
+        received=_received(material.sums, counts),
         waits={row.rank: row.wait_ns for row in by_rank},
         caused={row.rank: row.caused_ns for row in by_rank},
         common_wait_caused=partial(_common_wait_caused, waits_, groups),
@@ -188,7 +191,7 @@ def measure_across_ranks(
         offsets=_all_offsets(material.ranks, comparison.offsets),
         unaligned=comparison.clocks.unaligned,
         matching=matching(comparison, material.sums),
-        skew=skew(comparison.skews, steps),
+        skew=skew(comparison.skews, steps.by_tag(comparison.waits)),
         waits=waits_,
         links=tuple(item.link for item in links_),
         heat=grid.heat(),
@@ -292,9 +295,9 @@ def _all_offsets(ranks: Sequence[int], offsets: Sequence[ClockOffset]) -> tuple[
     return tuple(by_rank.get(rank, Offset(rank=rank)) for rank in ranks)
 
 
-def _received(sums: pa.Table, steps: int) -> dict[int, float]:
+def _received(sums: pa.Table, steps: StepCounts) -> dict[int, float]:
     """Return the bytes of each rank's all-to-alls of expert parallelism, per step."""
     exchanged = sums["exchanged_bytes"].to_numpy() > 0
     own = sums.filter(pa.array(exchanged & (sums["tag"].to_numpy() == TAG["EP"])))
-    total = own["exchanged_bytes"].to_numpy() / steps
+    total = steps.per_step(own["rank"].to_numpy(), own["exchanged_bytes"].to_numpy())
     return dict(zip(own["rank"].to_pylist(), total.tolist(), strict=True))

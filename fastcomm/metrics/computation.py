@@ -72,6 +72,7 @@ from fastcomm.metrics.partial_files import RankPartials
 from fastcomm.metrics.rank_pairs import RankPairs, rank_pairs
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.spill_files import EventBatch
+from fastcomm.metrics.step_counts import StepCounts
 from fastcomm.metrics.traffic import Exposure, Volume, exposures
 from fastcomm.ranks.group_tags import GroupTags
 from fastcomm.trace.columns import table_of
@@ -140,7 +141,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     summary = _Summary.of(
         partial.iterations,
         comparison,
-        traffic.volume(material.sums, covered.iterations, covered.timed),
+        traffic.volume(material.sums, covered.counts, covered.timed),
         tags,
         is_whole=len(times) == expected_ranks(covered.ranks, covered.world_size, skipped),
         is_host_run=material.is_host_run,
@@ -164,7 +165,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
         group_tags=group_tags or {},
         warnings=(
             *warnings,
-            *missing_data.fewer_steps(times, covered.ranks, covered.steps),
+            *missing_data.fewer_steps(times, covered.ranks, covered.all_steps.steps),
             *_warnings(partial, covered, comparison),
             *sent.nodes.warnings,
         ),
@@ -211,7 +212,7 @@ class _Coverage:
 
     ranks: tuple[int, ...]
     missing: dict[str, tuple[int, ...]]  # ranks by key of `trace.MISSING_DATA`
-    steps: int
+    all_steps: StepCounts
     world_size: int | None
 
     @classmethod
@@ -221,7 +222,7 @@ class _Coverage:
         return cls(
             ranks=tuple(note.rank for note in partial.notes),
             missing=ranks_with_missing_data(partial.notes),
-            steps=len(pc.unique(partial.iterations["iteration"].drop_null())),
+            all_steps=StepCounts.of(partial.iterations),
             world_size=world_size or stated,
         )
 
@@ -238,7 +239,12 @@ class _Coverage:
     @property
     def iterations(self) -> int | None:
         """Number of steps; None if no rank has times."""
-        return self.steps if self.timed else None
+        return self.all_steps.steps if self.timed else None
+
+    @property
+    def counts(self) -> StepCounts | None:
+        """Numbers of steps of the ranks; None if there is none, or no rank has times."""
+        return self.all_steps if self.iterations else None
 
 
 def material_of(partial: Partial) -> Material:
@@ -337,11 +343,11 @@ class _SentBytes:
             partial.members,
             nodes,
             facts,
-            iterations=covered.iterations,
+            counts=covered.counts,
             ranks=covered.timed,
             untimed=covered.untimed,
         )
-        pairs, pair_table = rank_pairs(partial.exchanged, covered.iterations)
+        pairs, pair_table = rank_pairs(partial.exchanged, covered.counts)
         tables = {
             "network": table_of(LevelUse, by_level.levels),
             "node_pairs": node_pairs,

@@ -15,6 +15,7 @@ from fastcomm.metrics import ungrouped
 from fastcomm.metrics.outliers import above_peers
 from fastcomm.metrics.rank_comparison import ExpectedTransfer, RankComparison
 from fastcomm.metrics.skew import LABEL, Transfers
+from fastcomm.metrics.step_counts import ComparedSteps
 from fastcomm.trace.columns import alike, block_starts, members, sums
 from fastcomm.trace.parallelisms import TAG, TAGS
 from fastcomm.trace.schema import OP, OPS
@@ -112,9 +113,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class MeanStep:
-    """Number of steps, and their mean time."""
+    """Numbers of steps, and their mean time."""
 
-    count: int
+    compared: ComparedSteps
     ns: float | None
 
 
@@ -124,6 +125,7 @@ class MeasuredLink:
 
     link: Link
     expected: ExpectedTransfer
+    steps: float  # to which costs refer
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +194,13 @@ def _link(
     tag, op, power, _, label, *pair = by_class.keys[:, column].tolist()
     moved, took = int(by_class.moved[column]), int(by_class.took[column])
     own = float(by_class.per_byte[column])
-    excess = (took - moved * peers) / step.count
     group = groups[label]
+    ranks = tuple(pair) if op == OP["SendRecv"] else group.ranks or group.present
+    steps = step.compared.of_ranks(ranks, tag)
+    excess = (took - moved * peers) / steps
     link = Link(
         group=group.description,
-        ranks=tuple(pair) if op == OP["SendRecv"] else group.ranks or group.present,
+        ranks=ranks,
         tag=TAGS[tag],
         op=OPS[op],
         size_from=1 << power,
@@ -210,7 +214,7 @@ def _link(
     expected = ExpectedTransfer(
         group=label, tag=tag, op=op, power=power, pair=(pair[0], pair[1]), ns_per_byte=peers
     )
-    return MeasuredLink(link=link, expected=expected)
+    return MeasuredLink(link=link, expected=expected, steps=steps)
 
 
 def _order(measured: MeasuredLink) -> tuple[int, str, int, tuple[int, ...]]:
@@ -239,7 +243,7 @@ def medians_of_others(values: Floats) -> Floats:
 
 
 def longer_exchange(
-    comparison: RankComparison, steps: int, groups: pa.Table, rank: int
+    comparison: RankComparison, steps: ComparedSteps, groups: pa.Table, rank: int
 ) -> float | None:
     """Return by how much a rank's exposed expert all-to-alls are longer than in other groups.
 
@@ -248,7 +252,7 @@ def longer_exchange(
     comparison
         Of all ranks.
     steps
-        Number of steps.
+        Numbers of steps.
     groups
         Table `Partial.groups` of all ranks.
     rank
@@ -277,4 +281,5 @@ def longer_exchange(
         ExpectedTransfer(group=label, tag=TAG["EP"], op=OP["AllToAll"], ns=peers_ns)
         for label in labels[is_own].tolist()
     ]
-    return sum(by_rank.get(rank, 0.0) for by_rank in comparison.excess(expected)) / steps
+    excess = sum(by_rank.get(rank, 0.0) for by_rank in comparison.excess(expected))
+    return excess / steps.of_rank(rank, TAG["EP"])

@@ -138,8 +138,8 @@ def fewer_steps(times: Sequence[RankTime], ranks: Sequence[int], steps: int) -> 
     if few:
         counts = sorted({count[rank] for rank in few})
         warnings.append(
-            f"{' or '.join(map(str, counts))} of {steps} steps count of "
-            f"{named_ranks(few)}: where these take part, waits, skew and findings per step are "
-            "too small"
+            f"{named_ranks(few)} {plural(len(few), 'has')} {' or '.join(map(str, counts))} of "
+            f"{steps} steps: times and bytes of a rank are means over its own steps, waits and "
+            "transfers over those of them that can be compared with other ranks"
         )
     return warnings

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.rank_arrays import RankArrays
 from fastcomm.metrics.spill_files import NS
+from fastcomm.metrics.step_counts import StepCounts
 from fastcomm.trace.columns import alike, filled, lookup, nullable, sums
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import ranges
@@ -416,7 +417,7 @@ class _Sent:
 class _Steps(NamedTuple):
     """What bytes per step refer to."""
 
-    number: int | None
+    counts: StepCounts | None
     untimed: Ints  # ranks of unknown times
     ranks: int  # number of ranks of known times
 
@@ -427,7 +428,7 @@ def network(
     nodes: FoundNodes,
     facts: NodeFacts,
     *,
-    iterations: int | None,
+    counts: StepCounts | None,
     ranks: int,
     untimed: Sequence[int] = (),
 ) -> tuple[Network, pa.Table]:
@@ -443,8 +444,8 @@ def network(
         Nodes of the ranks.
     facts
         Bandwidths of a GPU on each level.
-    iterations
-        Number of steps; None if unknown.
+    counts
+        Numbers of steps; None if unknown.
     ranks
         Number of ranks whose times are known.
     untimed
@@ -460,7 +461,9 @@ def network(
         return Network(unknown=nodes.unknown, limits=facts.limits), NO_PAIRS
     groups = GroupNodes.of(members, nodes.nodes)
     rows = _Sent.of(sent, nodes.nodes, groups)
-    steps = _Steps(iterations or None, np.array(untimed, np.int64), ranks)
+    if counts is not None and not counts.is_even:
+        ranks = len(counts.ranks)
+    steps = _Steps(counts, np.array(untimed, np.int64), ranks)
     is_undivided = np.isnan(rows.share)
     timed, pairs = _timed(rows, steps), _pairs(rows, groups, steps)
     result = Network(
@@ -482,10 +485,11 @@ def network(
 
 def _timed(rows: _Sent, steps: _Steps) -> Floats | None:
     """Return the bytes of each row per step, 0 for ranks without times; None if unknown."""
-    if steps.number is None or not steps.ranks:
+    counts, rank = steps.counts, rows.table["rank"]
+    if counts is None or not counts.steps or not steps.ranks:
         return None
-    is_timed = ~np.isin(rows.table["rank"], steps.untimed)
-    return np.where(is_timed, rows.table["bytes"], 0) / steps.number
+    is_timed = ~np.isin(rank, steps.untimed)
+    return counts.per_step(rank, np.where(is_timed, rows.table["bytes"], 0))
 
 
 def _uses(

@@ -17,6 +17,7 @@ import pyarrow as pa
 from fastcomm.metrics import spill_files, ungrouped
 from fastcomm.metrics.skew import NO_PAIR, MatchedCollectives, Skews, Transfers, WaitSums, skews
 from fastcomm.metrics.spill_files import Cells, EventBatch
+from fastcomm.metrics.step_counts import MatchedSteps
 from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
 from fastcomm.ranks.arrivals import (
     CommunicationEvents,
@@ -117,6 +118,7 @@ class RankComparison:
     skews: Sequence[Skews]
     transfers: Transfers
     waits: WaitSums
+    matched_steps: MatchedSteps | None = None  # null if all ranks have the same steps
 
     def excess(self, expected: Sequence[ExpectedTransfer]) -> list[dict[int, float]]:
         """Return by how much exposed transfers took longer than expected.
@@ -154,6 +156,7 @@ class AlignedEvents:
     clocks: Clocks
     ungrouped: Ungrouped
     size: int  # of the group of all ranks, for collectives without a group
+    is_even: bool = True  # whether all ranks have the same steps
 
     @classmethod
     def of(
@@ -164,6 +167,7 @@ class AlignedEvents:
         is_aligned: bool = True,
         is_host_run: bool = False,
         job: ExpectedMembers | None = None,
+        is_even: bool = True,
     ) -> Self:
         """Align the clocks of ranks.
 
@@ -179,6 +183,8 @@ class AlignedEvents:
             Whether the host communicates, where collectives do not end at the same time.
         job
             Expected members of collectives of unknown groups; None: these are not matched.
+        is_even
+            Whether all ranks have the same steps.
 
         """
         ungrouped_ = (
@@ -195,6 +201,7 @@ class AlignedEvents:
             clocks=Clocks(by_rank, is_aligned, unaligned, is_host_run),
             ungrouped=ungrouped_,
             size=len(ranks),
+            is_even=is_even,
         )
 
     def shares(self) -> list[Share]:
@@ -222,7 +229,7 @@ class AlignedEvents:
 def compare_all(aligned: AlignedEvents, parallel_map: ParallelMap) -> RankComparison:
     """Match and compare all ranks; `parallel_map` maps a function, maybe in other processes."""
     parts = parallel_map(partial(_compare, aligned), aligned.shares())
-    skewed, transfers, waits, matched, lacking = zip(*parts, strict=True)
+    skewed, transfers, waits, matched, lacking, steps = zip(*parts, strict=True)
     return RankComparison(
         batches=aligned.batches,
         parallel_map=parallel_map,
@@ -234,21 +241,24 @@ def compare_all(aligned: AlignedEvents, parallel_map: ParallelMap) -> RankCompar
         skews=skewed,
         transfers=Transfers.merge(transfers),
         waits=WaitSums.merge(waits),
+        matched_steps=None if aligned.is_even else MatchedSteps.merge(steps),
     )
 
 
-_Part = tuple[Skews, Transfers, WaitSums, MatchCounts, frozenset[int]]
+_Part = tuple[Skews, Transfers, WaitSums, MatchCounts, frozenset[int], MatchedSteps | None]
 
 
 def _compare(aligned: AlignedEvents, share: Share) -> _Part:
     """Compare the ranks by a share of their communication."""
-    events = CommunicationEvents.of(aligned.read(share))
+    columns = _COLUMNS if aligned.is_even else (*_COLUMNS, "iteration")
+    events = CommunicationEvents.of(aligned.read(share, columns))
     matched, counts, lacking = match_events(events, aligned.clocks)
     if not share.has_groups:
         counts = counts._replace(by_number=0, by_ends=counts.by_number)
     collectives = MatchedCollectives.of(events, matched)
     waits = WaitSums.of(events, matched)
-    return skews(collectives), Transfers.of(collectives), waits, counts, lacking
+    steps = None if aligned.is_even else MatchedSteps.of(events, matched)
+    return skews(collectives), Transfers.of(collectives), waits, counts, lacking, steps
 
 
 def _exposed_excess(

@@ -14,10 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.metrics.rank_arrays import RankArrays, Stack
+from fastcomm.metrics.step_counts import StepCounts
 from fastcomm.trace.columns import alike, filled, nullable, sums
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OP, SPLITS
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NULL, Floats, Ints
 
 MOST_PAIRS = 4096  # in a result; the table has all
 NO_EVENTS = "the run has no all-to-all"
@@ -124,15 +125,15 @@ class RankPairs:
         return {**asdict(self), "pairs": [asdict(pair) for pair in self.pairs]}
 
 
-def rank_pairs(exchanged: pa.Table, iterations: int | None) -> tuple[RankPairs, pa.Table]:
+def rank_pairs(exchanged: pa.Table, steps: StepCounts | None) -> tuple[RankPairs, pa.Table]:
     """Return the bytes of pairs of ranks, and the table of all pairs.
 
     Parameters
     ----------
     exchanged
         Table of `exchanged_by_rank`, of all ranks.
-    iterations
-        Number of steps; None if unknown.
+    steps
+        Numbers of steps; None if unknown.
 
     """
     peer, events = filled(exchanged["peer"]), exchanged["events"].to_numpy()
@@ -147,7 +148,7 @@ def rank_pairs(exchanged: pa.Table, iterations: int | None) -> tuple[RankPairs, 
             "tag": pa.array(TAGS).take(pa.array(columns["tag"][order])),
             "bytes": size[order],
             "bytes_per_step": pa.array(
-                size[order] / (iterations or 1), mask=np.full(len(size), not iterations)
+                _per_step(columns, steps)[order], mask=np.full(len(size), steps is None)
             ),
         }
     )
@@ -191,6 +192,15 @@ def _pairs(exchanged: pa.Table) -> Mapping[str, Ints]:
         "tag": np.concatenate([tag, tag[is_unread]]),
         "bytes": np.concatenate([sent, received[is_unread]]),
     }
+
+
+def _per_step(pairs: Mapping[str, Ints], steps: StepCounts | None) -> Floats:
+    """Return the bytes of each pair per step of the rank that recorded them."""
+    if steps is None:
+        return pairs["bytes"].astype(np.float64)
+    source, target = pairs["source"], pairs["target"]
+    recorder = np.where(np.isin(source, steps.ranks), source, target)
+    return steps.per_step(recorder, pairs["bytes"])
 
 
 def _tags(exchanged: pa.Table) -> NDArray[np.int64]:

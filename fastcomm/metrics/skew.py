@@ -1,6 +1,6 @@
 """Arrival skew, wait and transfer times of matched collectives and messages."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -198,10 +198,11 @@ def skews(collectives: MatchedCollectives) -> Skews:
     }
 
 
-def skew(parts: Sequence[Skews], steps: int) -> tuple[Skew, ...]:
+def skew(parts: Sequence[Skews], steps: Mapping[int, float]) -> tuple[Skew, ...]:
     """Return a row per class of collectives, most wait time first.
 
-    `steps` is the number of steps; wait times are ns per step, all others ns per collective.
+    `steps` is the number of steps by tag; wait times are ns per step, all others ns per
+    collective.
     """
     rows = []
     for tag, op, power in sorted(set().union(*parts)):
@@ -215,7 +216,7 @@ def skew(parts: Sequence[Skews], steps: int) -> tuple[Skew, ...]:
                 count=sum(len(part.skew) for part in own),
                 **_spread("skew", np.concatenate([part.skew for part in own])),
                 **_spread("transfer", np.concatenate([part.transfer for part in own])),
-                wait_ns=wait / steps,
+                wait_ns=wait / steps[tag],
                 wait_share=wait / total if total > 0 else None,
             )
         )
@@ -264,6 +265,11 @@ class WaitSums:
             keys[:, first], np.stack([sums(place, column, len(first)) for column in columns])
         )
 
+    def by_name(self, name: str) -> Ints:
+        """Return one of the sums, by rank and tag."""
+        own: Ints = self.sums[_SUMS.index(name)]
+        return own
+
     @classmethod
     def merge(cls, parts: Sequence[Self]) -> Self:
         """Add up sums with equal keys; requires at least one part."""
@@ -273,12 +279,16 @@ class WaitSums:
         return cls(keys[:, first], np.stack([sums(place, row, len(first)) for row in rows]))
 
 
-def waits(totals: WaitSums, steps: int) -> tuple[Wait, ...]:
-    """Return a row per rank and tag, sorted; times are ns, means over `steps` steps."""
+def waits(totals: WaitSums, steps: Callable[[int, int], float]) -> tuple[Wait, ...]:
+    """Return a row per rank and tag, sorted; times are ns, means over steps.
+
+    `steps` returns the number of steps of a rank and tag.
+    """
     rows = []
     for (rank, tag), row in zip(totals.keys.T.tolist(), totals.sums.T.tolist(), strict=True):
         sums_ = dict(zip(_SUMS, row, strict=True))
-        means = {name: sums_[name] / steps for name in _SUMS if name not in _COUNTS}
+        count = steps(rank, tag)
+        means = {name: sums_[name] / count for name in _SUMS if name not in _COUNTS}
         counts = {name: sums_[name] for name in _COUNTS}
         share = sums_["last"] / sums_["collectives"]
         rows.append(Wait(rank=rank, tag=TAGS[tag], last_share=share, **counts, **means))

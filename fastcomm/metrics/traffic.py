@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fastcomm.metrics.rank_arrays import RankArrays
 from fastcomm.metrics.skew import Wait
 from fastcomm.metrics.spill_files import NS, rate
+from fastcomm.metrics.step_counts import StepCounts
 from fastcomm.trace.columns import Groups, filled, nullable
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OP
@@ -266,39 +267,44 @@ class Volume:
     bytes_per_step_per_gpu: float | None
 
 
-def volume(sums: pa.Table, iterations: int | None, ranks: int) -> dict[str, Volume]:
+def volume(sums: pa.Table, steps: StepCounts | None, ranks: int) -> dict[str, Volume]:
     """Return the volume of each tag that has events.
 
     Parameters
     ----------
     sums
         Table of `sums_by_rank`.
-    iterations
-        Number of iterations; None if unknown.
+    steps
+        Numbers of steps; None if unknown.
     ranks
         Number of ranks whose times are known.
 
     """
     tags = sums["tag"].to_numpy()
     return {
-        TAGS[tag]: _of_one_tag(sums.filter(pa.array(tags == tag)), iterations, ranks)
+        TAGS[tag]: _of_one_tag(sums.filter(pa.array(tags == tag)), steps, ranks)
         for tag in np.unique(tags)
     }
 
 
-def _of_one_tag(sums: pa.Table, iterations: int | None, ranks: int) -> Volume:
-    """Return the volume of a tag; `iterations` is None if their number is unknown."""
+def _of_one_tag(sums: pa.Table, steps: StepCounts | None, ranks: int) -> Volume:
+    """Return the volume of a tag; `steps` is None if their number is unknown."""
     total = _total(sums)
     inside = sums.filter(sums["timed"])
     # Ranks with known times and without events of the tag move 0 bytes.
-    timed = _total(inside) if inside.num_rows or total is None else 0
-    if not iterations:
+    timed: float | None = _total(inside) if inside.num_rows or total is None else 0
+    if steps is None or not steps.steps:
         timed = None
+    elif timed is not None and steps.is_even:
+        timed /= steps.steps
+    elif timed is not None:
+        own = inside["rank"].to_numpy(), inside["known_bytes"].to_numpy()
+        timed, ranks = float(steps.per_step(*own).sum()), len(steps.ranks)
     return Volume(
         comm_bytes=total,
         comm_events=int(sums["events"].to_numpy().sum()),
-        bytes_per_iteration=None if timed is None else timed / (iterations or 1),
-        bytes_per_step_per_gpu=None if timed is None else timed / ((iterations or 1) * ranks),
+        bytes_per_iteration=timed,
+        bytes_per_step_per_gpu=None if timed is None else timed / ranks,
     )
 
 

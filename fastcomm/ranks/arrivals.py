@@ -28,6 +28,7 @@ _MESSAGE = OP["SendRecv"]
 # Columns of events that a table may lack, by attribute.
 _OPTIONAL = {
     **{name: name for name in ("rank", "group", "group_size", "seq", "call_id", "step")},
+    "iteration": "iteration",
     **{name: name for name in ("partner", "stream", "bytes", "payload_bytes", "bus_bytes")},
     **{name: f"{name}_ns" for name in ("alone", "exposed")},
 }
@@ -48,6 +49,7 @@ class CommunicationEvents:
     seq: Ints
     call_id: Ints
     step: Ints
+    iteration: Ints
     bytes: Ints
     payload_bytes: Ints
     bus_bytes: Ints

@@ -54,7 +54,7 @@ def slow_links(
     `comparison` has the waits of all ranks, and `grid` the steps. On the host, where transfers
     wait for a core, a link is slow only by twice the spread between steps.
     """
-    step, count = grid.step_ns, max(1, len(grid.iterations))
+    step = grid.step_ns
     if not step:
         return []
     suspects: list[_Suspect] = []
@@ -62,7 +62,7 @@ def slow_links(
     by_link = comparison.excess([measured.expected for measured in slow])
     for measured, by_rank in zip(slow, by_link, strict=True):
         cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
-        _add(suspects, measured, cost / count)
+        _add(suspects, measured, cost / measured.steps)
     findings = [
         _finding(suspect, grid, step, comparison)
         for suspect in suspects
@@ -96,10 +96,10 @@ def _add(suspects: list[_Suspect], measured: MeasuredLink, cost: float) -> None:
     suspects.append(_Suspect(ranks, [measured], cost))
 
 
-def _is_by_clocks(suspect: _Suspect, comparison: RankComparison, steps: int) -> bool:
+def _is_by_clocks(suspect: _Suspect, comparison: RankComparison) -> bool:
     """Whether clocks may be wrong by all that transfers are longer than at the peers' rate."""
     return all(
-        (group.link.excess_ns or 0.0) * steps / group.link.count
+        (group.link.excess_ns or 0.0) * group.steps / group.link.count
         <= comparison.clock_error(group.link.ranks)
         for group in suspect.groups
     )
@@ -114,7 +114,7 @@ def _finding(
     tags = sorted({group.link.tag for group in suspect.groups})
     exposed = grid.middle("exposed_ns", np.flatnonzero(np.isin(grid.ranks, ranks)))
     spread_ns = spread(exposed)
-    by_clocks = _is_by_clocks(suspect, comparison, max(1, len(grid.iterations)))
+    by_clocks = _is_by_clocks(suspect, comparison)
     error = format_ns(comparison.clock_error(worst.ranks))
     doubt = f" Clocks may be wrong by as much: {error} per collective." if by_clocks else ""
     return Finding(
