@@ -221,7 +221,7 @@ def test_on_the_host_a_link_is_slow_by_twice_the_spread_of_steps(spread, number)
     grid = SimpleNamespace(
         step_ns=50e6, iterations=[1, 2, 3], ranks=np.arange(4), middle=lambda *_: exposed
     )
-    measured = [MeasuredLink(link, expected)]
+    measured = [MeasuredLink(link, expected, steps=3)]
     assert len(slow_links(measured, comparison, grid)) == 1
     findings = slow_links(measured, comparison, grid, is_host_run=True)
     assert len(findings) == number

@@ -32,7 +32,12 @@ _DIGITS = re.compile(r"[0-9]{1,7}")
 # A process launched a device's work if it began the calls of so many kernels before these.
 _LAUNCHED = 0.9
 _LEAST = 0.05  # share of a device's kernels that a process launched, if it has a device
+_LEAST_UNCLEAR = 0.01  # share of kernels of unknown process, from which on times are unknown
 _UNCLEAR = NULL + 1
+_UNTOLD = (
+    "which process launched {} of {} events of the devices with number {} is not recorded: they "
+    "are left out, so that their time counts as idle"
+)
 _LARGEST = 1 << 31  # numbers of devices and processes of kernels are smaller
 
 
@@ -92,7 +97,8 @@ def devices_of(scanned: Scanned) -> tuple[ProcessDevice, ...]:
     index = index.reshape(-1)
     chosen = _busy(scanned, rows, index, lanes)
     order = [*chosen[np.argsort(first_row[chosen])].tolist()]
-    order += [n for n in range(lanes.shape[1]) if n not in order]
+    clear = np.flatnonzero(lanes[2] != _UNCLEAR).tolist()
+    order += [n for n in clear if n not in order]
     hosts = _Hosts(scanned)
     if unclear := [n for n in chosen.tolist() if lanes[2, n] == _UNCLEAR]:
         name, own = _text(int(lanes[0, unclear[0]]), scanned.texts), int(lanes[1, unclear[0]])
@@ -170,7 +176,7 @@ def _launchers(scanned: Scanned, rows: Ints) -> Ints:
         ]
         counts = np.array([(of_lane == host).sum() for host in [*hosts.tolist(), _UNCLEAR]])
         is_much = counts >= _LEAST * len(of_lane)
-        if is_much[-1] or is_much.sum() > 1:
+        if counts[-1] >= _LEAST_UNCLEAR * len(of_lane) or is_much[:-1].sum() > 1:
             own = (columns["process"][rows] == process) & (device[rows] == number)
             launcher = _launching(columns, rows[own], calls, hosts)
             result[own] = np.where(launcher == NULL, _UNCLEAR, launcher)
@@ -185,18 +191,40 @@ def _launching(
     It has a call of the same number that began before. NULL if none has; `_UNCLEAR` if several
     have, but where the event is in the part of the file with the events of only one of them.
     """
-    offset = columns["offset"]
+    offset, parts = columns["offset"], _parts(columns, hosts)
     likely, near = (np.zeros(len(rows), np.int64) for _ in range(2))  # number of processes
     of_likely, of_near = (np.full(len(rows), NULL) for _ in range(2))
     for host in hosts.tolist():
         is_likely = _have_calls(columns, calls[columns["process"][calls] == host], rows)
-        part = offset[columns["process"] == host]
-        is_near = is_likely & (offset[rows] >= part.min()) & (offset[rows] <= part.max())
+        begin, end = parts[host]
+        is_near = is_likely & (offset[rows] >= begin) & (offset[rows] < end)
         likely += is_likely
         near += is_near
         of_likely[is_likely], of_near[is_near] = host, host
     one_of_several = np.where(near == 1, of_near, _UNCLEAR)
     return np.where(likely > 1, one_of_several, of_likely)
+
+
+def _parts(columns: Mapping[str, NDArray[Any]], hosts: Ints) -> dict[int, tuple[int, int]]:
+    """Return where the part of the file with the events of each process begins and ends.
+
+    Parts behind each other reach to the next one, so that device events behind the last call of
+    a process are of its part; or from the one before, where device events stand before calls.
+    """
+    offset = columns["offset"]
+    own = [offset[columns["process"] == host] for host in hosts.tolist()]
+    begins, ends = (np.array([edge(part) for part in own]) for edge in (np.min, np.max))
+    order = np.argsort(begins)
+    is_apart = (begins[order[1:]] > ends[order[:-1]]).all()
+    on_device = offset[is_on_device(columns)]
+    is_led, is_followed = (on_device < begins.min()).any(), (on_device > ends.max()).any()
+    ends += 1
+    if is_apart and is_followed and not is_led:
+        ends[order] = np.append(begins[order[1:]], np.iinfo(np.int64).max)
+    elif is_apart and is_led and not is_followed:
+        begins[order] = np.append(0, ends[order[:-1]])
+    edges = zip(begins.tolist(), ends.tolist(), strict=True)
+    return dict(zip(hosts.tolist(), edges, strict=True))
 
 
 def _have_calls(columns: Mapping[str, NDArray[Any]], calls: Ints, rows: Ints) -> Flags:
@@ -254,7 +282,7 @@ def _stated_ranks(labels: Sequence[str]) -> tuple[int, ...]:
 
 def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
     """Return the events of a device, and those of its process but the launches for others."""
-    columns = scanned.columns
+    columns, warnings = scanned.columns, scanned.warnings
     on_device = is_on_device(columns)
     processes = np.unique(columns["process"])
     names = {code: _text(code, scanned.texts) for code in processes.tolist()}
@@ -264,10 +292,11 @@ def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
     is_own &= _numbers(columns) == device.number
     if device.is_shared:
         rows = np.flatnonzero(is_own)
-        names_of = np.array(
-            [names.get(code, "") for code in _launchers(scanned, rows).tolist()]
-        )
+        launchers = _launchers(scanned, rows)
+        names_of = np.array([names.get(code, "") for code in launchers.tolist()])
         is_own[rows] = np.isin(names_of, device.hosts)
+        if unclear := int((launchers == _UNCLEAR).sum()):
+            warnings = (*warnings, _UNTOLD.format(unclear, len(rows), device.number))
     is_shared = ~on_device & np.isin(columns["process"], hosts)
     same_host = np.isin(columns["process"], [*own, *_siblings(names, device)])
     is_shared &= ~is_for_others(columns, is_own, on_device & ~is_own & same_host)
@@ -275,6 +304,7 @@ def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
     return replace(
         scanned,
         columns={name: column[selected] for name, column in columns.items()},
+        warnings=warnings,
         envelope={
             key: value for key, value in scanned.envelope.items() if key != "distributedInfo"
         },

@@ -182,6 +182,47 @@ def test_devices_of_equal_numbers_are_told_by_the_processes_of_their_launches(
     assert any("GPU 0 of process 100, GPU 0 of process 200" in w for w in found["warnings"])
 
 
+@pytest.mark.parametrize("is_led", [False, True])
+def test_each_process_has_the_device_events_at_the_edge_of_its_part(tmp_path, is_led):
+    """Traces of two hosts behind each other: each call before its work, or all work first."""
+    first = [
+        event
+        for step in range(4)
+        for event in (
+            k.mark(f"ProfilerStep#{step}", 1000 * step, 1000),
+            *reversed(launched(0, 1000 * step + 10, 200, 10 * step + 1)),
+            *reversed(launched(0, 1000 * step + 300, 300, 10 * step + 2)),
+        )
+    ]
+    if is_led:
+        first.sort(key=lambda event: event["pid"] == HOST)
+    events = [*first, *of_process(first, 200, later=3)]
+    found = measured(k.write(tmp_path / "merged.json", events, world=1))
+    assert found["ranks"] == [0, 1]
+    assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.5)
+    assert not any("left out" in warning for warning in found["warnings"])
+
+
+def test_events_whose_process_nothing_tells_are_counted(tmp_path):
+    """Work stands on both sides of the calls of each process, with equal numbers."""
+    first = [
+        event
+        for step in range(300)
+        for event in (
+            k.mark(f"ProfilerStep#{step}", 1000 * step, 1000),
+            *launched(0, 1000 * step + 10, 200, 10 * step + 1),
+            *reversed(launched(0, 1000 * step + 300, 300, 10 * step + 2)),
+        )
+    ]
+    head = [event for event in first if event["cat"] == "kernel"][:1]
+    first = [*head, *(event for event in first if event is not head[0])]
+    events = [*first, *of_process(first, 200, later=3)]
+    found = measured(k.write(tmp_path / "merged.json", events, world=1))
+    (warning,) = [text for text in found["warnings"] if "left out" in text]
+    assert "which process launched " in warning
+    assert " of 1200 events of the devices with number 0 is not recorded" in warning
+
+
 def test_devices_that_nothing_tells_apart_are_unknown(tmp_path):
     """Equal numbers of devices and calls, and events in order of time."""
     events = [*job(0.2), *of_process(job(0.4), 200, later=3)]
