@@ -141,7 +141,7 @@ def compute(  # noqa: PLR0913 - one keyword per choice
     summary = _Summary.of(
         partial.iterations,
         comparison,
-        traffic.volume(material.sums, covered.counts, covered.timed),
+        traffic.volume(material.sums, covered.counts),
         tags,
         is_whole=len(times) == expected_ranks(covered.ranks, covered.world_size, skipped),
         is_host_run=material.is_host_run,
@@ -344,7 +344,6 @@ class _SentBytes:
             nodes,
             facts,
             counts=covered.counts,
-            ranks=covered.timed,
             untimed=covered.untimed,
         )
         pairs, pair_table = rank_pairs(partial.exchanged, covered.counts)

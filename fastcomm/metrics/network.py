@@ -419,7 +419,7 @@ class _Steps(NamedTuple):
 
     counts: StepCounts | None
     untimed: Ints  # ranks of unknown times
-    ranks: int  # number of ranks of known times
+    ranks: int  # number of ranks with steps
 
 
 def network(
@@ -429,7 +429,6 @@ def network(
     facts: NodeFacts,
     *,
     counts: StepCounts | None,
-    ranks: int,
     untimed: Sequence[int] = (),
 ) -> tuple[Network, pa.Table]:
     """Divide the traffic of a run between the levels of its network.
@@ -446,8 +445,6 @@ def network(
         Bandwidths of a GPU on each level.
     counts
         Numbers of steps; None if unknown.
-    ranks
-        Number of ranks whose times are known.
     untimed
         Ranks whose times are unknown.
 
@@ -461,9 +458,9 @@ def network(
         return Network(unknown=nodes.unknown, limits=facts.limits), NO_PAIRS
     groups = GroupNodes.of(members, nodes.nodes)
     rows = _Sent.of(sent, nodes.nodes, groups)
-    if counts is not None and not counts.is_even:
-        ranks = len(counts.ranks)
-    steps = _Steps(counts, np.array(untimed, np.int64), ranks)
+    steps = _Steps(
+        counts, np.array(untimed, np.int64), 0 if counts is None else len(counts.ranks)
+    )
     is_undivided = np.isnan(rows.share)
     timed, pairs = _timed(rows, steps), _pairs(rows, groups, steps)
     result = Network(

@@ -267,7 +267,7 @@ class Volume:
     bytes_per_step_per_gpu: float | None
 
 
-def volume(sums: pa.Table, steps: StepCounts | None, ranks: int) -> dict[str, Volume]:
+def volume(sums: pa.Table, steps: StepCounts | None) -> dict[str, Volume]:
     """Return the volume of each tag that has events.
 
     Parameters
@@ -276,35 +276,36 @@ def volume(sums: pa.Table, steps: StepCounts | None, ranks: int) -> dict[str, Vo
         Table of `sums_by_rank`.
     steps
         Numbers of steps; None if unknown.
-    ranks
-        Number of ranks whose times are known.
 
     """
     tags = sums["tag"].to_numpy()
     return {
-        TAGS[tag]: _of_one_tag(sums.filter(pa.array(tags == tag)), steps, ranks)
+        TAGS[tag]: _of_one_tag(sums.filter(pa.array(tags == tag)), steps)
         for tag in np.unique(tags)
     }
 
 
-def _of_one_tag(sums: pa.Table, steps: StepCounts | None, ranks: int) -> Volume:
+def _of_one_tag(sums: pa.Table, steps: StepCounts | None) -> Volume:
     """Return the volume of a tag; `steps` is None if their number is unknown."""
     total = _total(sums)
     inside = sums.filter(sums["timed"])
     # Ranks with known times and without events of the tag move 0 bytes.
-    timed: float | None = _total(inside) if inside.num_rows or total is None else 0
+    timed = _total(inside) if inside.num_rows or total is None else 0
     if steps is None or not steps.steps:
         timed = None
-    elif timed is not None and steps.is_even:
-        timed /= steps.steps
-    elif timed is not None:
-        own = inside["rank"].to_numpy(), inside["known_bytes"].to_numpy()
-        timed, ranks = float(steps.per_step(*own).sum()), len(steps.ranks)
+    per_step, per_gpu = None, None
+    if timed is not None and steps is not None:
+        per_step = timed / steps.steps
+        per_gpu = timed / (steps.steps * len(steps.ranks))
+        if not steps.is_even:
+            own = inside["rank"].to_numpy(), inside["known_bytes"].to_numpy()
+            per_step = float(steps.per_step(*own).sum())
+            per_gpu = per_step / len(steps.ranks)
     return Volume(
         comm_bytes=total,
         comm_events=int(sums["events"].to_numpy().sum()),
-        bytes_per_iteration=timed,
-        bytes_per_step_per_gpu=None if timed is None else timed / ranks,
+        bytes_per_iteration=per_step,
+        bytes_per_step_per_gpu=per_gpu,
     )
 
 

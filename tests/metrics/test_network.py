@@ -13,6 +13,7 @@ from oracles import network as oracle_network
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.network import NodeFacts, find_nodes, network
 from fastcomm.metrics.partial import Partial, merge
+from fastcomm.metrics.step_counts import StepCounts
 from fastcomm.trace import schema
 from fastcomm.trace.parallelisms import TAG, TAGS
 from fastcomm.trace.trace import Meta, Trace
@@ -166,8 +167,8 @@ def test_every_byte_is_followed_to_the_node_that_receives_it(job, stacked):
     facts = NodeFacts(limits={"node": 4e9, "network": 1e9})
     part = merged(node_of, groups, events, stacked=stacked, world=99)
     nodes = find_nodes({note.rank: note.host for note in part.notes}, facts, 99)
-    count = len(node_of)
-    found, table = network(part.sent, part.members, nodes, facts, iterations=1, ranks=count)
+    counts = StepCounts.of(part.iterations)
+    found, table = network(part.sent, part.members, nodes, facts, counts=counts)
     assert table.to_pylist() == [asdict(pair) for pair in found.pairs]
     assert (found.unknown, found.nodes_by) == (None, "hosts")
     uses = {(use.level, use.tag): use for use in found.levels if use.events}

@@ -18,7 +18,8 @@ TAGS = ("DP", "TP", "PP", "EP", "CP", "OTHER")
 def metrics(traces, tag_of, link_bandwidth=None, clock="auto"):
     """All metrics of a run; `tag_of` maps a communication event to its tag."""
     clock = step_clock(traces) if clock == "auto" else clock
-    steps = [step for trace in traces for step in steps_of(trace, tag_of, clock)]
+    by_rank = [steps_of(trace, tag_of, clock) for trace in traces]
+    steps = [step for own in by_rank for step in own]
     numbers = {step["number"] for step in steps}
     return {
         "ranks": sorted(trace["rank"] for trace in traces),
@@ -31,10 +32,7 @@ def metrics(traces, tag_of, link_bandwidth=None, clock="auto"):
         "bandwidth": {
             tag: bandwidth(events, link_bandwidth) for tag, events in by_tag(steps).items()
         },
-        "volume": {
-            tag: volume(events, len(numbers), len(traces))
-            for tag, events in by_tag(steps).items()
-        },
+        "volume": {tag: volume(events, tag, by_rank) for tag, events in by_tag(steps).items()},
         "overlap": overlap(steps),
     }
 
@@ -370,14 +368,21 @@ def total_bytes(events):
     return sum(known) if known else None
 
 
-def volume(events, n_iterations, n_ranks):
+def volume(events, tag, by_rank):
+    """Bytes of a tag; per step they are those of each rank in each of its own steps."""
     total = total_bytes(events)
+    # Choice: of a rank without steps nothing is known.
+    with_steps = [steps for steps in by_rank if steps]
+    per_step = [
+        Fraction(total_bytes(by_tag(steps).get(tag, [])) or 0, len(steps))
+        for steps in with_steps
+    ]
     unknown = total is None
     return {
         "comm_bytes": total,
         "comm_events": len(events),
-        "bytes_per_iteration": None if unknown else total / n_iterations,
-        "bytes_per_step_per_gpu": None if unknown else total / (n_iterations * n_ranks),
+        "bytes_per_iteration": None if unknown else float(sum(per_step)),
+        "bytes_per_step_per_gpu": None if unknown else float(sum(per_step) / len(with_steps)),
     }
 
 

@@ -35,8 +35,8 @@ _LEAST = 0.05  # share of a device's kernels that a process launched, if it has 
 _LEAST_UNCLEAR = 0.01  # share of kernels of unknown process, from which on times are unknown
 _UNCLEAR = NULL + 1
 _UNTOLD = (
-    "which process launched {} of {} events of the devices with number {} is not recorded: they "
-    "are left out, so that their time counts as idle"
+    "which process launched {} of {} events of the devices with number {} is not recorded: "
+    "they are left out, so that their time counts as idle"
 )
 _LARGEST = 1 << 31  # numbers of devices and processes of kernels are smaller
 
