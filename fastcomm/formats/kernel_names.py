@@ -19,10 +19,10 @@ else that only communication has.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import dropwhile, pairwise
+from itertools import dropwhile, pairwise, takewhile
 
 from fastcomm.trace.host_names import HOST_LIBRARIES
 
@@ -293,7 +293,7 @@ _MESSAGES: Mapping[str, Operation] = dict.fromkeys(
 _WAITS: Mapping[str, Operation] = {
     "barrier": "Barrier",
     "sync": "Barrier",
-    **dict.fromkeys(("wait", "signal", "notify", "quiet", "fence"), "OTHER"),
+    **dict.fromkeys(("wait", "poll", "signal", "notify", "quiet", "fence"), "OTHER"),
 }
 _COLLECTIVE_OPS = frozenset(_COLLECTIVES.values())
 COLLECTIVES = _phrases(_COLLECTIVES)
@@ -350,6 +350,8 @@ LIBRARIES = (
         operations=COMMUNICATION,
         default="OTHER",
     ),
+    # Of a communicator with one rank.
+    Library(name="NCCL", prefixes=("oneRankReduce",)),
     # One kernel of RCCL does every operation; others name theirs.
     Library(
         name="RCCL",
@@ -406,6 +408,8 @@ LIBRARIES = (
         tag="EP",
     ),
     Library(name="HCCL", phrases=("distribute barrier",), default="Barrier"),
+    # Tasks of a collective on the timeline of torch_npu.
+    Library(name="HCCL", prefixes=("Notify_Wait", "Notify_Record"), default="OTHER"),
     Library(
         name="NVSHMEM",
         scopes=("nvshmem", "rocshmem"),
@@ -480,6 +484,7 @@ LIBRARIES = (
     Library(
         name="DeepEP",
         prefixes=("notify_dispatch", "cached_notify", "ag_nvl"),
+        local=_set("reset"),
         operations=_phrases({"ag": "AllGather", "notify": "AllToAll"}),
         tag="EP",
     ),
@@ -557,7 +562,7 @@ LIBRARIES = (
             {"lsa put": "SendRecv", "put signal": "OTHER", "exchange split": "AllToAll"},
             {"ar": "AllReduce"},
         ),
-        operations=COMMUNICATION,
+        operations=COMMUNICATION + _phrases(dict.fromkeys(("push", "pull"), _named_by_scope)),
     ),
     # All-reduces of tensor parallel layers
     Library(
@@ -567,7 +572,7 @@ LIBRARIES = (
             *("oneshot allreduce", "twoshot allreduce", "hybrid cube mesh allreduce", "rsag"),
             *("minimax reduce rms", "custom allreduce"),
         ),
-        local=LOCAL,
+        local=LOCAL | _set("scale scales"),
         default="AllReduce",
         tag="TP",
     ),
@@ -742,8 +747,8 @@ _ALGORITHM = _REMOTE | _set(
 )
 # Words that speak of threads of one device, or of rearranging what it has.
 _INSIDE = _set(
-    "block warp wave thread threads cta cluster lane sum max min pack transpose shared smem",
-    "fused fusion fwd bwd softmax norm",
+    "block warp wave thread threads cta cluster lane tile sum max min pack transpose shared",
+    "smem fused fusion fwd bwd softmax norm",
 )
 # Functions that are called just like a collective.
 _NAMESAKES = [[name, *kernel] for name in _COLLECTIVES for kernel in ((), ("kernel",))]
@@ -753,6 +758,19 @@ _NAMELESS = _set("kernel global main impl run")
 _PLAIN = _set("simple basic naive hybrid")
 # Words of what a kernel does beside a collective.
 _FUSING = _set("fusion norm rmsnorm rms layernorm")
+# Words that tell how a kernel does what it is called after, or to which numbers.
+_MANNER = _set(
+    "kernel kernels impl main run inner single multi 1d 2d 3d strided chunked chunk contiguous",
+    "consumer producer persistent pipelined inplace place out in async low latency simple",
+    "basic naive hybrid fast small medium large big 1stage 2stage stage triton cuda hip gpu device",
+    "float float16 float32 bfloat16 half bf16 fp16 fp32 fp8 f16 f32 int int8 int32 double",
+)
+# Words of what a kernel moves from device to device.
+_MOVED = _set(
+    "copy memcpy transfer transfers read write load store push pull data buffer buffers tensor",
+    "block blocks bandwidth latency test unidirectional bidirectional",
+)
+_VERSION = re.compile(r"v?[0-9]*")
 
 
 # Generated names count up or have a hash; no library is told from another by long numbers.
@@ -878,12 +896,33 @@ def _elsewhere(symbol: Symbol, text: str) -> str:
         elif "ar" in function and not function.isdisjoint(("oneshot", "twoshot")):
             op = "AllReduce"
         elif not (scopes.isdisjoint(_COMMUNICATING) and function.isdisjoint(_FABRIC)):
-            op = _operation(text, EXPERTS)
+            op = _among_communication(symbol, text, scopes)
         elif not function.isdisjoint(_REMOTE):
             op = _operation(text, WITH_BARRIERS)
-        elif not function.isdisjoint(_ALGORITHM) or _is_collective(symbol, text, function):
+        elif _is_collective(symbol, text, function):
             op = _operation(text, COLLECTIVES)
     return op if isinstance(op, str) else ALONE
+
+
+def _among_communication(symbol: Symbol, text: str, scopes: frozenset[str]) -> Operation | None:
+    """Return the operation of a kernel whose words or namespaces are of communication.
+
+    "p2p" alone may be from particle to particle: it counts with words of moving data alone.
+    """
+    function = frozenset(text.split())
+    if scopes.isdisjoint(_COMMUNICATING) and function & _FABRIC == {"p2p"}:
+        op = _operation(text.replace(" p2p ", " "), EXPERTS)
+        return op or ("SendRecv" if _is_plain(function, {"p2p"} | _MOVED) else None)
+    op = _operation(text, EXPERTS)
+    if op is None and not function.isdisjoint(_ALGORITHM):
+        op = _operation(_spaced("".join(symbol.scopes[-1:])), COLLECTIVES)
+    return op
+
+
+def _is_plain(function: frozenset[str], more: Set[str]) -> bool:
+    """Return whether a function has no words but those of its manner, and more."""
+    others = function - _MANNER - more
+    return all(_VERSION.fullmatch(word) for word in others)
 
 
 def _is_collective(symbol: Symbol, text: str, function: frozenset[str]) -> bool:
@@ -897,6 +936,12 @@ def _is_collective(symbol: Symbol, text: str, function: frozenset[str]) -> bool:
     if named[:2] in _NAMESAKES or len(function & _COLLECTIVES.keys()) > 1:
         return True
     first = next((part for part in parts if part != "fused"), "")
-    if first in _COLLECTIVES and not function.isdisjoint(_FUSING):
+    is_fused = not function.isdisjoint(_FUSING)
+    if first in _COLLECTIVES and is_fused:
         return True
-    return symbol.is_bare() and function.isdisjoint(_INSIDE)
+    # What only begins like a collective, as "allreduce_grads", may be anything.
+    behind = frozenset(takewhile(lambda part: part not in _COLLECTIVES, reversed(parts)))
+    if function.isdisjoint(_ALGORITHM):
+        return symbol.is_bare() and function.isdisjoint(_INSIDE) and _is_plain(behind, set())
+    is_clear = is_fused or not symbol.is_bare()
+    return is_clear or _is_plain(behind, _ALGORITHM | _INSIDE)

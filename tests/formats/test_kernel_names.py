@@ -124,6 +124,17 @@ COMMUNICATION = {
     "allreduce7<float>(x)": "AllReduce",
     "void allreduceAllToAll<float>(x)": "AllReduce",
     "all_to_all_chunked": "AllToAll",
+    # words before a collective, and of how it is done
+    "consumer_all_reduce_kernel": "AllReduce",
+    "my_all2all_kernel_v2": "AllToAll",
+    "reduce_scatter_persistent_bf16": "ReduceScatter",
+    "p2p_copy_kernel": "SendRecv",
+    "p2p_bandwidth_test": "SendRecv",
+    # steps of a collective that the namespace names, and waits for peers
+    "void sgl_kernel::allreduce::one_shot_push_kernel<float>(void*)": "AllReduce",
+    "void mine::all_gather::ring_step_kernel<float>(void*)": "AllGather",
+    "Notify_Wait": "OTHER",
+    "ibgda_poll_cq": "OTHER",
     # annotations of the host
     "gloo:all_reduce": "AllReduce",
     "gloo:something_new": "OTHER",
@@ -159,6 +170,18 @@ ALONE = [
     "_ZN4mine3runI22ncclDevKernel_SendRecvEEvN4uccl8dispatchE",
     "void cutlass::device_kernel<cutlass::distributed::kernel::Wrapper<x>>(y)",
     "void cutlass::distributed::kernel::gemm_kernel<x>(y)",
+    "void (anonymous namespace)::oneRankReduce<FuncPreMulSum<float> >(void*)",
+    "notify_dispatch_counters_reset",
+    # names that only begin like a collective or a message
+    "reduce_scatter_matrix_rows",
+    "allreduce_grads",
+    "all_gather_loss_kernel",
+    "tree_reduce_scatter_add",
+    "tile_all_reduce",
+    "custom_allreduce_quant_scale",
+    "p2p_force_kernel(float4*)",  # from particle to particle
+    "p2p_interaction_nbody_kernel",
+    "p2p_distance_matrix",
     # words that have two meanings
     "void simpleBlockAllReduceKernel<float>(x)",
     "void hybrid_softmax_all_reduce_kernel<float>(x)",

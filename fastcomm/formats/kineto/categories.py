@@ -85,6 +85,11 @@ _NO_WORK = (
 # `CATEGORIES`, and those that the scanner skips without parsing the rest of the event.
 _SCANNED = CATEGORIES | dict.fromkeys(_NO_WORK, KIND["other"])
 _COPY = re.compile(r"dma|memcpy", re.IGNORECASE)
+_OF_RUNTIME = "__amd_rocclr_"
+_COPY_KERNELS = {
+    "memcpy": re.compile(f"{_OF_RUNTIME}copy(?:Buffer|Image)"),
+    "memset": re.compile(f"{_OF_RUNTIME}fill(?:Buffer|Image)"),
+}
 _BARE_COPY = re.compile("Memcpy")
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{1,80})"')
 _OVERLAP = 128  # bytes: no category and its key are longer
@@ -251,6 +256,7 @@ def settled(
     kind[_marks_among_operators(scanned, marks)] = KIND["annotation"]
     join_launches(scanned.columns, KIND["runtime"], (*_WORK, _BY_NAME), arrows)
     _restore_streams(scanned)
+    _settle_copy_kernels(scanned)
     _name_copies(scanned)
     _name_choices(scanned)
     unsettled_rows = np.flatnonzero(kind >= _BY_NAME)
@@ -305,6 +311,16 @@ def _restore_streams(scanned: Scanned) -> None:
     moved = np.flatnonzero(stream != NULL)
     for name in ("stream", "thread"):
         columns[name][moved] = stream[moved]
+
+
+def _settle_copy_kernels(scanned: Scanned) -> None:
+    """Make copies and memsets of the kernels that HIP's runtime does them with."""
+    if not any(text.startswith(_OF_RUNTIME) for text in scanned.texts):
+        return
+    kind = scanned.columns["kind"]
+    rows = np.flatnonzero(kind == KIND["kernel"])
+    for name, regex in _COPY_KERNELS.items():
+        kind[rows[scanned.are_named(rows, regex.match)]] = KIND[name]
 
 
 def _name_copies(scanned: Scanned) -> None:
