@@ -34,7 +34,7 @@ _LAUNCHED = 0.9
 _LEAST = 0.05  # share of a device's kernels that a process launched, if it has a device
 _LEAST_UNCLEAR = 0.01  # share of kernels of unknown process, from which on times are unknown
 _UNCLEAR = NULL + 1
-_UNTOLD = (
+_LEFT_OUT = (
     "which process launched {} of {} events of the devices with number {} is not recorded: "
     "they are left out, so that their time counts as idle"
 )
@@ -296,7 +296,7 @@ def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
         names_of = np.array([names.get(code, "") for code in launchers.tolist()])
         is_own[rows] = np.isin(names_of, device.hosts)
         if unclear := int((launchers == _UNCLEAR).sum()):
-            warnings = (*warnings, _UNTOLD.format(unclear, len(rows), device.number))
+            warnings = (*warnings, _LEFT_OUT.format(unclear, len(rows), device.number))
     is_shared = ~on_device & np.isin(columns["process"], hosts)
     same_host = np.isin(columns["process"], [*own, *_siblings(names, device)])
     is_shared &= ~is_for_others(columns, is_own, on_device & ~is_own & same_host)
