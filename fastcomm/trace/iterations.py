@@ -515,7 +515,7 @@ def on_device_clock(
     An iteration begins where its mark does, or later: where the device ends the work of the one
     before, or begins its own, whichever is first. It lasts to the next one, and the last one to
     the end of its mark or of the work of all iterations, whichever is later; so does one before
-    a pause, with the work of those before it.
+    a pause, with the work of those before it. The first begins no later than work of another.
     Work launched between a mark and the next that follows it is of the first. An iteration
     without device work is idle, but left out before the first and behind the last with work.
     Iterations by the period of collectives stay as they are; a whole trace lasts from its
@@ -558,6 +558,7 @@ def on_device_clock(
     start = np.minimum(first, np.append(before, ended[:-1]))
     behind = _behind_unrecorded(iterations, launched, (low, high), incomplete)[places]
     start[behind] = first[behind]
+    start[0] = min(start[0], first.min())
     start = np.maximum.accumulate(np.maximum(start, iterations.start[places]))
     stop = np.maximum(np.maximum.accumulate(last), iterations.stop[places])
     is_followed = _is_followed(iterations)[places[:-1]]

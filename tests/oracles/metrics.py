@@ -125,9 +125,13 @@ def windows_on_device(marks, work):
         if (start < first_work if launch is None else launch < first_mark["start"])
     ]
     found, before = [], max(queued, default=-float("inf"))
+    earliest = min(first for _, first, _ in busy if first is not None)
     latest = -float("inf")
     for mark, first, last in busy:
         begin = max(mark["start"], before if first is None else min(first, before))
+        # Choice: work of another step before the first would be in no step otherwise.
+        if not found:
+            begin = max(mark["start"], min(begin, earliest))
         # Choice: a step does not begin before the one before it.
         begin = max([begin, *(step["start"] for step in found)])
         if found and follows(found[-1], mark):

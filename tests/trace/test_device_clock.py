@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles.metrics import windows_on_device
 
@@ -96,7 +96,24 @@ def test_steps_that_follow_each_other_cover_the_recording_exactly_once(job):
         assert rows[-1][2] in (marks[-1]["stop"], *launched)
 
 
+BEHIND_EARLIER = (
+    [
+        {"number": 0, "start": 15, "stop": 49, "place": 0},
+        {"number": 1, "start": 50, "stop": 89, "place": 1},
+    ],
+    [(20, 209, 3), (209, 226, 20), (102, 114, 59)],
+)
+
+
+def test_the_first_step_begins_no_later_than_work_of_another():
+    """Its own work waits for what was launched before the recording, on another stream."""
+    rows, notes = found_by_kernel(*BEHIND_EARLIER)
+    assert rows == [(1, 102, 226)] == of(*BEHIND_EARLIER)
+    assert notes == ("iterations without time of their own on the device are left out: 0",)
+
+
 @settings(max_examples=500)
+@example(BEHIND_EARLIER)
 @given(jobs(ahead=st.integers(0, 200)))
 def test_no_work_that_a_step_launched_is_lost(job):
     """In the step that launched it, or in that in which it runs, also behind the last mark."""
