@@ -763,7 +763,7 @@ _MANNER = _set(
     "kernel kernels impl main run inner single multi 1d 2d 3d strided chunked chunk contiguous",
     "consumer producer persistent pipelined inplace place out in async low latency simple",
     "basic naive hybrid fast small medium large big 1stage 2stage stage triton cuda hip gpu",
-    "device float float16 float32 bfloat16 half bf16 fp16 fp32 fp8 f16 f32 int int8 int32 double",
+    "device float float16 float32 bfloat16 half bf16 fp16 fp32 fp8 f16 f32 int int8 int32",
 )
 # Words of what a kernel moves from device to device.
 _MOVED = _set(

@@ -36,6 +36,7 @@ from fastcomm.ranks.clocks import (
     offset_by_row,
     offsets_with_limits,
 )
+from fastcomm.trace.columns import alike
 from fastcomm.trace.run import ParallelMap
 from fastcomm.trace.schema import FROM_ROOT, OP, ROOTED, TO_ROOT
 from fastcomm.units import counted
@@ -89,6 +90,7 @@ class MatchCounts(NamedTuple):
     refused: int  # collectives left out as sizes, roots or ids of members differ
     unlike: int  # matched by number though ids differ in all of the group
     alone: int  # sides of messages whose other side has a rank that was read, but no match
+    unshared: int  # events of collectives of groups with several ranks, without a match
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,8 +329,21 @@ def match_events(
         refused=int(matches.refused.max(initial=NONE)) + 1,
         unlike=matches.unlike,
         alone=int(np.isin(events.partner[sides], events.rank).sum()) - len(messages.row),
+        unshared=_unshared(events, rows[matches.instance == NONE], rows),
     )
     return MatchedEvents.of(events, participants, applied), counts, completeness.ranks
+
+
+def _unshared(events: CommunicationEvents, unmatched: Ints, rows: Ints) -> int:
+    """Return how many collectives without a match are of groups with several ranks.
+
+    `unmatched` are some of the `rows` of collectives.
+    """
+    if not len(unmatched):
+        return 0
+    first, _ = alike(events.group[rows], events.rank[rows])
+    groups, ranks = np.unique(events.group[rows][first], return_counts=True)
+    return int(np.isin(events.group[unmatched], groups[ranks > 1]).sum())
 
 
 def _comparable(
@@ -461,6 +476,12 @@ def _note(counts: MatchCounts, ungrouped_: Ungrouped) -> str | None:
             "ranks recorded no step in common, or their sequences contradict each other in "
             "steps, ends or sequence numbers, or repeat themselves, so that several places "
             "fit; sequence numbers or steps that all ranks count alike would tell"
+        )
+    elif counts.unshared and not (counts.refused or counts.unlike):
+        notes.append(
+            f"{counted(counts.unshared, 'event')} of {counts.events} not matched across ranks: "
+            "other ranks did not record the operations, as in other steps. Waits and transfers "
+            "are those of matched events alone."
         )
     if counts.alone:
         notes.append(

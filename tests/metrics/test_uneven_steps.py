@@ -100,3 +100,16 @@ def test_steps_without_communication_count(tmp_path):
     metrics = measured(tmp_path / "uneven", [range(8), range(4, 12)], every=[2, 2])
     assert per_step(metrics) == per_step(measured(tmp_path / "even", EVEN, every=[2, 2]))
     assert per_step(metrics)["volume"] == 6000
+
+
+@pytest.mark.parametrize("steps", [[range(8), range(4, 12)], [range(4), range(8, 12)]])
+def test_the_number_of_events_without_a_match_is_told(tmp_path, steps):
+    matching = measured(tmp_path / "uneven", steps).across.matching
+    count = matching.events - matching.matched
+    assert count == 3 * sum(len({*own} - ({*steps[0]} & {*steps[1]})) for own in steps)
+    said = f"{count} events of {matching.events} not matched across ranks: other ranks did not"
+    assert said in matching.note
+
+
+def test_nothing_is_told_where_all_is_matched(tmp_path):
+    assert measured(tmp_path / "even", EVEN).across.matching.note is None
