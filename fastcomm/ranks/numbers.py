@@ -117,9 +117,11 @@ def _verdict(calls: NumberedCalls, instance: Ints, reference: Ints, own: Ints) -
     ahead = int(np.median(late))
     steps = calls.step[reference[both_own]], calls.step[own[common]]
     is_known = (steps[0] != NULL) & (steps[1] != NULL)
-    differs = 2 * int((steps[0] != steps[1])[is_known].sum()) > len(both)
+    unlike = int((steps[0] != steps[1])[is_known].sum())
+    differs = 2 * unlike > len(both)
     is_far = abs(ahead) > NEAR_CLOCKS_NS
-    if not differs and (not is_far or int(spread_of(late - ahead)) <= SURE_NS):
+    # Numbers that are one off differ in the steps of the first or last collective of each.
+    if not unlike and (not is_far or int(spread_of(late - ahead)) <= SURE_NS):
         return "right"
     items, others = _items(calls, reference, own)
     place = np.full(len(own), NONE, np.int64)

@@ -46,6 +46,16 @@ def test_ends_disprove_numbers_that_count_from_the_start_of_a_recording(ahead, k
     assert len(found) == 4 * PER_STEP * (known or not ahead)
 
 
+@pytest.mark.parametrize("first", [(0, 1), (1, 0), (0, 3)])
+@pytest.mark.parametrize("ahead", [0, 10**9])
+def test_ends_disprove_numbers_that_begin_elsewhere_on_a_rank(ahead, first):
+    """Most members that equal numbers match are of one step."""
+    row, own = calls(100_000, ahead, first=first, steps=(4, 4))
+    found = pairs(row, match(own))
+    assert all(one == other for one, other in found)
+    assert len(found) == 6 * PER_STEP
+
+
 def test_numbers_that_steps_and_clocks_contradict_match_nothing_without_jitter():
     _, own = calls(0, 0, first=(0, 0))
     matches = match(own)
