@@ -27,7 +27,7 @@ from fastcomm_kernels.json_events import TEXT_LANE
 DEVICE_EVENTS = ("kernel", "memcpy", "memset", "gpu_annotation", "host_work", "host_node")
 _COPIES = [KIND["memcpy"], KIND["memset"]]
 _ON_DEVICE = np.isin(KINDS, DEVICE_EVENTS)  # by kind
-_LABEL = re.compile(r"\[[^\]]{1,80}\](?= )")
+_LABEL = re.compile(r"(?:\[[^\]]{1,80}\]|(?i:rank)[ _-]?[0-9]{1,7})(?= )")
 _DIGITS = re.compile(r"[0-9]{1,7}")
 # A process launched a device's work if it began the calls of so many kernels before these.
 _LAUNCHED = 0.9

@@ -233,7 +233,7 @@ def test_devices_that_nothing_tells_apart_are_unknown(tmp_path):
     assert any(said in warning for warning in found["warnings"])
 
 
-LABELS = ("[TP{:02d}]", "[TP{:02d}-PP00]", "[TP{0:02d}-EP{0:02d}]")
+LABELS = ("rank{}", "Rank {}", "[TP{:02d}]", "[TP{:02d}-PP00]", "[TP{0:02d}-EP{0:02d}]")
 
 
 @pytest.fixture(scope="module")
