@@ -136,7 +136,7 @@ def read(
         )
         missing, notes = (key,), [*notes, reason]
     elif content.devices:
-        missing, notes = ("devices",), [*notes, _several(content.devices)]
+        missing, notes = ("devices",), [*notes, _several(content.devices, encoding)]
     elif merged := _merged(events):
         missing, notes = ("devices",), [*notes, merged]
     elif content.unknown.events:
@@ -223,7 +223,7 @@ def _selection(options: TraceOptions, *, on_host: bool) -> Selection:
     return ON_HOST if on_host else METRICS
 
 
-def _several(devices: Sequence[ProcessDevice]) -> str:
+def _several(devices: Sequence[ProcessDevice], encoding: Encoding) -> str:
     """Return the warning about a file among others that has the work of several devices."""
     names = ", ".join(str(device) for device in devices)
     if not all(device.is_told for device in devices):
@@ -231,9 +231,12 @@ def _several(devices: Sequence[ProcessDevice]) -> str:
             f"the file has the work of {len(devices)} devices ({names}), and which process "
             "launched which work is not recorded, so that times of its device are n/a"
         )
+    remedy = "Give fastcomm the trace of each rank instead"
+    if encoding is JSON:
+        remedy = "Each is a rank of its own if you give fastcomm this file alone"
     return (
         f"the file has the work of {len(devices)} devices ({names}), so that times of its "
-        "device are n/a. Each is a rank of its own if you give fastcomm this file alone"
+        f"device are n/a. {remedy}"
     )
 
 

@@ -324,3 +324,15 @@ def test_a_store_of_a_perfetto_trace_measures_like_it(tmp_path):
     after = fastcomm.open(tmp_path / "store").metrics().to_dict()
     assert set(after.pop("warnings")) == set(before.pop("warnings"))
     assert after == before
+
+
+def test_advice_about_a_file_with_several_devices_can_be_followed(tmp_path):
+    """Joined traces of two ranks, one of which has another device."""
+    other = a_rank(1).replace(b"device id\x12\x010", b"device id\x12\x011")
+    assert other != a_rank(1)
+    path = tmp_path / "both.pftrace"
+    path.write_bytes(a_rank() + other)
+    found = json.loads(invoke("metrics", path, "--json").stdout)
+    assert found["breakdown"]["exact"]["compute"] is None
+    (warning,) = [text for text in found["warnings"] if "2 devices" in text]
+    assert warning.endswith("Give fastcomm the trace of each rank instead")
