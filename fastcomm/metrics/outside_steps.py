@@ -144,7 +144,7 @@ def outside_warning(result: Outside, clock: str, *, is_host_run: bool) -> str | 
     reason = (
         "steps are by the host's marks, which the device may run behind"
         if clock == "host" and not is_host_run
-        else "it was launched outside of the recorded steps, or its launch is not recorded"
+        else "it was launched outside of the steps that count, or its launch is not recorded"
     )
     sentence = outside_sentence(result, is_host_run=is_host_run)
     return f"{sentence}, in no metric: {reason}"
