@@ -319,7 +319,7 @@ class Export:
                     f"{self.path}: {table}.{name}: {absent} rows without a value"
                 )
         start, end = rows["start"], rows["end"]
-        strange = np.flatnonzero((end < start) | (start < -_LATEST) | (end > _LATEST))
+        strange = np.flatnonzero((end < start) | (start < -LATEST) | (end > LATEST))
         if rows.has("end") and len(strange):
             first = strange[0]
             raise TraceFileError(
@@ -411,7 +411,7 @@ class Export:
 
 _MOST_IDS = 20_000
 # ns, about 73 years: as a duration, or since 1970.
-_LATEST = 1 << 61
+LATEST = 1 << 61
 
 
 def _id_conditions(ids: Ints) -> Iterable[str]:

@@ -19,7 +19,7 @@ from fastcomm.errors import Lines, TraceFileError, inert, shell_quoted
 from fastcomm.formats.assembly import DEVICE_KINDS
 from fastcomm.formats.communication import Collectives
 from fastcomm.formats.nsys import schema
-from fastcomm.formats.nsys.export import Export
+from fastcomm.formats.nsys.export import LATEST, Export
 from fastcomm.formats.nsys.nvtx import NcclRanges
 from fastcomm.formats.nsys.operations import KernelParts
 from fastcomm.formats.nsys.schema import STRINGS
@@ -126,7 +126,8 @@ def read_report(export: Export) -> Report:
     """Read the metadata of an export.
 
     Of the large tables, only the columns that tell the process are read. Raises
-    `TraceFileError` if no row of device work names its process.
+    `TraceFileError` if no row of device work names its process, or if the time at which the
+    session began is impossible.
     """
     parameters = _parameters(export)
     processes, has_gpu, unowned = _processes(export)
@@ -134,6 +135,11 @@ def read_report(export: Export) -> Report:
     normalized = parameters.get("EXPORT_PARAM_TIME_NORMALIZE") == "true"
     shift = _number(parameters.get("EXPORT_PARAM_TIME_SHIFT"))
     epoch = 0 if normalized else None if utc is None else utc - shift
+    if epoch is not None and abs(epoch) > LATEST:
+        raise TraceFileError(
+            f"{export.path}: impossible time of its session: {schema.SESSION}.utcEpochNs = "
+            f"{utc}, EXPORT_PARAM_TIME_SHIFT = {shift}"
+        )
     duration = _first(export, schema.ANALYSIS, "duration")
     ends = {duration}
     if normalized and utc is not None and duration is not None:

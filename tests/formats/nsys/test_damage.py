@@ -185,6 +185,22 @@ def test_times_whose_differences_exceed_64_bits_are_an_error(export, table, time
     refused(export, f"{table}: [0-9]+ rows with impossible times; the first has start = ")
 
 
+@pytest.mark.parametrize("time", [2**61 + 1, -(2**62), 2**63 - 1])
+def test_an_impossible_time_of_the_session_is_an_error(export, time):
+    change(export, f"UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = {time}")
+    refused(export, f"TARGET_INFO_SESSION_START_TIME.utcEpochNs = {time}")
+
+
+@pytest.mark.parametrize("shift", ["-" + "9" * 30, "9" * 40])
+def test_an_impossible_shift_of_times_is_an_error(export, shift):
+    change(
+        export,
+        "DELETE FROM META_DATA_EXPORT WHERE name LIKE 'EXPORT_PARAM_TIME_%'",
+        f"INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_PARAM_TIME_SHIFT', '{shift}')",
+    )
+    refused(export, "EXPORT_PARAM_TIME_SHIFT")
+
+
 def test_names_with_invalid_text_are_read_as_far_as_possible(export):
     change(export, "UPDATE StringIds SET value = CAST(x'ff' || value AS TEXT)")
     assert measured(export).ranks == (0, 1)
