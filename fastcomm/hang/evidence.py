@@ -4,15 +4,18 @@ None of it is needed. A rank is in the name of a file, in a head of the debug se
 line of a log. Text of others is read in bounds.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fastcomm.formats.flight_recorder import DumpedGroup, rank_of
 from fastcomm.hang import logs, ras
-from fastcomm.hang.calls import DumpedJob
+from fastcomm.hang.calls import DumpedJob, RankCalls
+from fastcomm.hang.dates import dates_of, without_old
 from fastcomm.hang.stacks import PythonStack, is_stack, stacks_of
 from fastcomm.hang.texts import FileText, read_text
+from fastcomm.hang.waits import retires
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
@@ -21,6 +24,9 @@ _TIMES_RANKS = 16  # that a file may name beyond the greatest rank of a dump
 _MOST_LINES = 4
 _SLACK_S = 2  # between clocks of hosts
 _SECOND = 1_000_000_000
+_START_S = 1_800  # before the first call in which ranks start
+_OF_RANK = re.compile(r"rank|stack|spy|worker|trainer|stdout|stderr|std_|\blog|^\W*\d", re.I)
+_OF_OTHERS = re.compile(r"node|host|launch|agent|local|slurm|job|attempt", re.I)
 _NO_LOGS = {
     *(".md", ".rst", ".html", ".py", ".pyi", ".ipynb", ".sh", ".toml", ".cfg", ".yaml", ".yml")
 }
@@ -41,7 +47,9 @@ class FileEvidence:
     hardware: tuple[str, ...] = ()
     lines: logs.DeathLines = field(default_factory=logs.DeathLines)
     deaths: tuple[str, ...] = ()  # of processes that may be ranks, a sentence each
-    old: tuple[str, ...] = ()  # stacks that are no evidence, a sentence each
+    old: tuple[str, ...] = ()  # what is of another time or job, a sentence each
+    effects: dict[int, str] = field(default_factory=dict)  # ends that the hang caused
+    undated: frozenset[int] = frozenset()  # dead ranks by logs that do not tell when
 
     def of_job(self, job: DumpedJob, titles: Mapping[DumpedGroup, str]) -> "FileEvidence":
         """Return the evidence with what RAS and numbers of processes say of ranks of a job.
@@ -53,11 +61,18 @@ class FileEvidence:
             replace(one, communicators=ras.place(one.communicators, job, titles))
             for one in self.reports
         )
-        dead = {**self.dead}
+        ends, deaths = self._ends(job, reports)
+        effects = {
+            rank: f"{end.sentence}; {why}"
+            for rank, end in ends.items()
+            if (why := _why_effect(end, job))
+        }
+        dead = {rank: end.sentence for rank, end in ends.items() if rank not in effects}
+        undated = {rank for rank in dead if ends[rank].second is None}
         for report in reports:
             for rank, sentence in ras.gone(report.communicators).items():
                 dead[rank] = "; ".join(filter(None, (dead.get(rank), sentence)))
-        more, deaths = self._ends(job, reports)
+                undated.discard(rank)
         old = {
             rank: sentence
             for rank, stack in self.stacks.items()
@@ -66,43 +81,115 @@ class FileEvidence:
         return replace(
             self,
             reports=reports,
-            dead=more | dead,
+            dead=dead,
             deaths=tuple(deaths),
-            old=tuple(old.values()),
+            old=(*self.old, *old.values()),
+            effects=effects,
+            undated=frozenset(undated),
             stacks={rank: one for rank, one in self.stacks.items() if rank not in old},
         )
 
     def _ends(
         self, job: DumpedJob, reports: Iterable[ras.RasReport]
-    ) -> tuple[dict[int, str], list[str]]:
+    ) -> tuple[dict[int, logs.ProcessEnd], list[str]]:
         """Return the ranks whose process or task ended, and ends of what may be a rank."""
         rank_of = {number: {*ranks} for number, ranks in self.lines.rank_of.items()}
         for report in reports:
             for process, rank in ras.processes(report.communicators):
                 rank_of.setdefault(process, set()).add(rank)
-        dead: dict[int, str] = {}
+        ends: dict[int, logs.ProcessEnd] = {}
         deaths: list[str] = []
-        for number, sentence in self.lines.processes:
+        for number, end in self.lines.processes:
             ranks = rank_of.get(number, set()) if number is not None else set()
             if len(ranks) == 1:
                 rank = min(ranks)
-                dead.setdefault(rank, f"rank {rank} was process {number}: {sentence}")
+                sentence = f"rank {rank} was process {number}: {end.sentence}"
+                ends.setdefault(rank, replace(end, sentence=sentence))
             else:
-                deaths.append(sentence)
-        tasks = self.lines.tasks
-        if not self.lines.is_elastic and _are_ranks(tasks.keys(), job):
-            for task, sentence in tasks.items():
-                dead.setdefault(task, f"rank {task}, if each rank is a task: {sentence}")
+                deaths.append(end.sentence)
+        tasks = _tasks_of(self.lines.tasks, job)
+        is_within = all(last < job.world for _, last, _ in self.lines.tasks)
+        if not self.lines.is_elastic and is_within and _are_ranks(tasks.keys(), job):
+            for task, end in tasks.items():
+                sentence = f"rank {task}, if each rank is a task: {end.sentence}"
+                ends.setdefault(task, replace(end, sentence=sentence))
         else:
-            deaths += [
-                f"{sentence}: which ranks the tasks are, nothing tells"
-                for sentence in dict.fromkeys(tasks.values())
-            ]
-        return dead, [*dict.fromkeys(deaths)]
+            sentences = dict.fromkeys(end.sentence for _, _, end in self.lines.tasks)
+            deaths += [f"{one}: which ranks the tasks are, nothing tells" for one in sentences]
+        own = {rank: end for rank, end in self.lines.ranks.items() if rank < job.world}
+        return ends | own, [*dict.fromkeys(deaths)]
 
     def is_aborted(self, rank: int) -> bool:
         """Return whether a rank aborted itself, by its log or by its signal."""
         return rank in self.aborted or logs.is_abort(self.dead.get(rank, ""))
+
+
+def _tasks_of(
+    tasks: Iterable[tuple[int, int, logs.ProcessEnd]], job: DumpedJob
+) -> dict[int, logs.ProcessEnd]:
+    """Return the first end of each task that may be a rank, in time linear in the ranges.
+
+    What ends behind ranks that abort while they wait is ended by the launcher.
+    """
+    free = [*range(job.world + 1)]  # the next task that no range has, by a task
+    ends: dict[int, logs.ProcessEnd] = {}
+    is_behind = False
+    for first, last, end in tasks:
+        stop = min(last + 1, job.world)
+        at = _next_free(free, min(first, stop))
+        own = replace(end, is_behind_timeout=end.is_behind_timeout or is_behind)
+        while at < stop:
+            ends[at] = own
+            is_behind |= end.is_abort and _waits_in_nccl(job, at)
+            free[at] = at + 1
+            at = _next_free(free, at)
+    return ends
+
+
+def _next_free(free: list[int], at: int) -> int:
+    """Return the first task from one on that no range has, and shorten the way to it."""
+    while free[at] != at:
+        free[at] = free[free[at]]
+        at = free[at]
+    return at
+
+
+def _waits_in_nccl(job: DumpedJob, rank: int) -> bool:
+    """Return whether a rank stands in a call that a watchdog ends by an abort."""
+    calls = job.ranks.get(rank)
+    return calls is not None and len(calls.open) > 0 and not retires(calls)
+
+
+def _why_effect(end: logs.ProcessEnd, job: DumpedJob) -> str:
+    """Return why the end of a process is an effect of the hang; empty if it may be its cause.
+
+    Watchdogs end the processes of a job once a call has run into its timeout.
+    """
+    if end.is_behind_timeout and not all(map(retires, job.ranks.values())):
+        return "it is reported behind a timeout, or the abort of ranks that waited: an effect"
+    expired = _expired(job)
+    if end.second is not None and expired is not None and end.second >= expired - _SLACK_S:
+        late = format_ns((end.second - _opened(job)) * _SECOND)
+        return f"that was {late} after the first open call, behind its timeout: an effect"
+    return ""
+
+
+def _expired(job: DumpedJob) -> int | None:
+    """Return the second in which the first open call ran into its timeout; None if unknown."""
+    times = [
+        int(calls.calls.created[at]) // _SECOND + int(calls.calls.timeout[at]) // 1000
+        for calls in job.ranks.values()
+        for at in calls.open[:1].tolist()
+        if calls.calls.created[at] != NULL and calls.calls.timeout[at] > 0
+    ]
+    return min(times, default=None)
+
+
+def _opened(job: DumpedJob) -> int:
+    """Return the second of the first open call that has a time."""
+    ranks = job.ranks.values()
+    created = (int(own.calls.created[at]) for own in ranks for at in own.open[:1].tolist())
+    return min(time for time in created if time != NULL) // _SECOND
 
 
 def _are_ranks(tasks: Set[int], job: DumpedJob) -> bool:
@@ -129,16 +216,14 @@ class _Gathered:
     reports: list[ras.RasReport] = field(default_factory=list)
     watchdog: list[logs.WatchdogLine] = field(default_factory=list)
     hardware: list[str] = field(default_factory=list)
+    old: list[str] = field(default_factory=list)
 
     def add(self, file: FileText, most: int) -> None:
         """Add what a file says; `most` ends the numbers that are ranks if no name says so."""
-        if ras.is_ras(file.text):
-            self.reports.append(ras.read(file))
-            return
         path = file.plain
         if path.suffix in _NO_LOGS:
             return
-        rank = rank_of(path.with_suffix("")) if path.suffix in (".log", ".txt") else None
+        rank = _rank_of_log(file)
         if rank is not None and rank >= most and "rank" not in path.name:
             rank = None
         self.lines.add(file, rank)
@@ -154,6 +239,32 @@ class _Gathered:
         if line := logs.hardware(file):
             self.hardware.append(line)
 
+    def merge(self, other: "_Gathered") -> None:
+        """Add what another file says."""
+        for rank, stack in other.stacks.items():
+            self._add_stack(rank, stack)
+        self.lines.merge(other.lines)
+        self.aborted |= other.aborted
+        self.broken = other.broken | self.broken
+        self.errors |= other.errors
+        self.ranks |= other.ranks
+        self.watchdog += other.watchdog
+        self.hardware += other.hardware
+
+    @property
+    def says(self) -> str:
+        """The first thing that a log says of the job's end; empty without any."""
+        ends = (*self.lines.ranks.values(), *(end for *_, end in self.lines.tasks))
+        sentences = (
+            *(end.sentence for end in ends),
+            *(end.sentence for _, end in self.lines.processes),
+            *logs.sentences(self.watchdog[:1]),
+            *self.broken.values(),
+            *(f"a log says: {line}" for line in self.hardware),
+            *(f"the log of rank {rank} ends with an abort" for rank in self.aborted),
+        )
+        return next(iter(sentences), "")
+
     def _add_stack(self, rank: int, stack: PythonStack) -> None:
         old = self.stacks.get(rank)
         if old is None or stack.follows(old):
@@ -166,30 +277,116 @@ class _Gathered:
             self.aborted[rank] = sizes
 
 
-def gather(paths: Iterable[Path], dumped: Iterable[int] = ()) -> FileEvidence:
+def _rank_of_log(file: FileText) -> int | None:
+    """Return the rank in the name of a log or stack; None for a number of something else.
+
+    Names say that it is one, or the lines do.
+    """
+    path = file.plain
+    rank = rank_of(path.with_suffix("")) if path.suffix in (".log", ".txt") else None
+    if rank is None or (_OF_RANK.search(path.stem) and not _OF_OTHERS.search(path.stem)):
+        return rank
+    return rank if f"[rank{rank}]:" in file.text else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bounds:
+    """The times and ranks of the job that the dumps are of."""
+
+    cut: int | None  # second: what is older is of another job, or attempt
+    near: int  # second of the first call
+    most: int  # ends the numbers that are ranks
+    is_stated: bool  # whether the dumps state how many ranks there are
+
+    @classmethod
+    def of(cls, dumps: Mapping[int, Sequence[RankCalls]]) -> "_Bounds":
+        """Return the bounds of the newest dumps of a job.
+
+        Where no call is done, a rank may have died before the first one.
+        """
+        newest = [own[-1] for own in dumps.values() if own]
+        times = [one.calls.created[one.calls.created != NULL] for one in newest]
+        first = min((int(own.min()) // _SECOND for own in times if len(own)), default=None)
+        slack = _SLACK_S if any(one.done.any() for one in newest) else _START_S
+        stated = max((one.stated_world for one in newest), default=0)
+        greatest = max(dumps, default=0)
+        is_stated = stated > greatest
+        return cls(
+            cut=None if first is None else first - slack,
+            near=first or 0,
+            most=stated if is_stated else _TIMES_RANKS * (1 + greatest),
+            is_stated=is_stated,
+        )
+
+
+def gather(
+    paths: Iterable[Path], dumps: Mapping[int, Sequence[RankCalls]] | None = None
+) -> FileEvidence:
     """Return what files say that are no dumps; what is none of the known forms is left out.
 
-    `dumped` are the ranks that have a dump: a far greater number in a name is a date or the
-    number of a process.
+    `dumps` are those of the ranks, the newest last: what is older than their calls, or of ranks
+    that they exclude, is of another job, and so is a far greater number in a name.
     """
-    most = _TIMES_RANKS * (1 + max(dumped, default=0))
+    bounds = _Bounds.of(dumps or {})
     gathered = _Gathered()
     for path in sorted(paths, key=str):
-        if (file := read_text(path)) is not None:
-            gathered.add(file, most)
-    dead = {rank: line for rank, line in gathered.lines.ranks.items() if rank < MOST_RANKS}
+        if (file := read_text(path)) is None:
+            continue
+        if ras.is_ras(file.text):
+            _add_report(gathered, file, bounds)
+        else:
+            _add_text(gathered, file, bounds)
+    lines = gathered.lines
+    dead = {rank for rank in lines.ranks if rank < min(bounds.most, MOST_RANKS)}
     return FileEvidence(
         stacks=gathered.stacks,
-        dead=dead,
         aborted=gathered.aborted,
         broken=gathered.broken,
         errors=gathered.errors,
-        ranks=frozenset(gathered.ranks | dead.keys()),
+        ranks=frozenset(rank for rank in gathered.ranks | dead if rank < bounds.most),
         reports=tuple(gathered.reports),
         watchdog=tuple(gathered.watchdog),
         hardware=tuple(gathered.hardware),
-        lines=gathered.lines,
+        lines=lines,
+        old=tuple(gathered.old),
     )
+
+
+def _add_report(gathered: _Gathered, file: FileText, bounds: _Bounds) -> None:
+    """Add a report of RAS, unless it is older than the calls."""
+    report = ras.read(file, bounds.near)
+    if bounds.cut is None or report.written is None or report.written >= bounds.cut:
+        gathered.reports.append(report)
+        return
+    before = format_ns((bounds.near - report.written) * _SECOND)
+    gathered.old.append(
+        f"the report of NCCL RAS was written {before} before the first call in the dumps: it "
+        f"says nothing of them ({file.path})"
+    )
+
+
+def _add_text(gathered: _Gathered, file: FileText, bounds: _Bounds) -> None:
+    """Add a log or stacks, without what is of another time or job."""
+    own = _Gathered()
+    own.add(file, bounds.most)
+    says = own.says
+    if says and bounds.cut is not None:
+        file, before = without_old(file, bounds.cut)
+        own, old = _Gathered(), _Gathered()
+        own.lines.dates = dates_of(file.text, bounds.near)
+        own.add(file, bounds.most)
+        old.add(before, bounds.most)
+        if old.says:
+            gathered.old.append(
+                f"older than the first call in the dumps, or of an earlier attempt, so that it "
+                f"says nothing of them: {old.says}"
+            )
+    if bounds.is_stated and own.lines.greatest >= bounds.most:
+        gathered.old.append(
+            f"of another job, as the dumps are of one of {bounds.most} ranks: {own.says}"
+        )
+        own.lines = logs.DeathLines()
+    gathered.merge(own)
 
 
 def _why_old(rank: int, stack: PythonStack, job: DumpedJob) -> str:
@@ -232,6 +429,8 @@ def sentences(
             f"{evidence.dead[rank]}; yet there is a dump of rank {rank} "
             f"({job.ranks[rank].path}), written before"
         )
+    for rank in sorted(evidence.effects)[:_MOST_LINES]:
+        yield evidence.effects[rank]
     named = {*culprits, *both}
     others = [rank for rank in sorted(evidence.dead) if rank not in named]
     for rank in others[:_MOST_LINES]:

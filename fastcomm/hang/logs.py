@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from fastcomm.hang.dates import TextDate, second_at
 from fastcomm.hang.texts import FileText
-from fastcomm.trace.run import MOST_RANKS, named_ranks
+from fastcomm.trace.run import named_ranks
 
 _KILLED = re.compile(
     r"\brank (\d{1,7})\b(?:(?!\brank \d)[^\n]){0,80}?"
@@ -55,6 +56,7 @@ _BROKEN = re.compile(
     r"|Timed out waiting \d{1,12}ms for|Broken pipe|caught collective operation timeout",
     re.I,
 )
+_CAUGHT = re.compile(r"caught collective operation timeout", re.I)
 _OWN = re.compile(r"\[rank(\d{1,7})\]:")
 _QUOTED = 80  # characters behind it
 _WATCHDOG = re.compile(
@@ -77,7 +79,6 @@ _HARDWARE = re.compile(
 _MOST_LINES = 6
 _MOST_MATCHES = 64  # of a file
 _LONGEST = 400  # characters of a sentence before and behind what it reports
-_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,35 +94,75 @@ class WatchdogLine:
     place: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnd:
+    """The end of a process, as a log reports it."""
+
+    sentence: str
+    second: int | None = None  # by the dates of the log
+    is_abort: bool = False  # by its own signal
+    is_behind_timeout: bool = False  # reported behind a timeout of a watchdog
+
+
 @dataclass(kw_only=True)
 class DeathLines:
-    """Ends of processes that launchers, Slurm and kernels report, a sentence each."""
+    """Ends of processes that launchers, Slurm and kernels report."""
 
-    ranks: dict[int, str] = field(default_factory=dict)
-    tasks: dict[int, str] = field(default_factory=dict)  # of srun: ranks if each is a task
-    processes: list[tuple[int | None, str]] = field(default_factory=list)  # with their numbers
+    ranks: dict[int, ProcessEnd] = field(default_factory=dict)
+    # Of srun, first and last: ranks if each is a task.
+    tasks: list[tuple[int, int, ProcessEnd]] = field(default_factory=list)
+    processes: list[tuple[int | None, ProcessEnd]] = field(default_factory=list)  # by numbers
     rank_of: dict[int, set[int]] = field(default_factory=dict)  # ranks by process
     is_elastic: bool = False  # whether torchrun starts the ranks
+    dates: Sequence[TextDate] = ()  # of the text that is read
+    timeout_at: int = -1  # place in it where a watchdog reports a timeout first
+
+    @property
+    def greatest(self) -> int:
+        """The greatest rank or task of which an end is reported; -1 without any."""
+        return max([*self.ranks, *(last for _, last, _ in self.tasks)], default=-1)
+
+    def merge(self, other: "DeathLines") -> None:
+        """Add the ends of another text."""
+        self.ranks |= other.ranks
+        self.tasks += other.tasks
+        self.processes += other.processes
+        for number, ranks in other.rank_of.items():
+            self.rank_of.setdefault(number, set()).update(ranks)
+        self.is_elastic |= other.is_elastic
 
     def add(self, file: FileText, rank: int | None) -> None:
         """Add what a file says; `rank` is that of the file, if it has one."""
         text = file.text
         self.is_elastic |= _ELASTIC.search(text) is not None
+        caught = _CAUGHT.search(text)
+        self.timeout_at = caught.start() if caught else -1
         if rank is not None and (head := _PROCESS.match(text)):
             self.rank_of.setdefault(int(head[1]), set()).add(rank)
         for match in _KILLED.finditer(text):
             is_end = bool(match[2]) or match[3] != "0"
             if is_end and not _NEGATED.search(match[0]) and _is_report(text, match):
-                self.ranks[int(match[1])] = _quoted(file, match)
+                self.ranks[int(match[1])] = self._end(file, match)
         self._add_elastic(file)
         for match in _TASKS.finditer(text):
             if match[2] is None or int(match[2]) not in (0, *_TERMINATED):
-                for task in _numbers_of(match[1]):
-                    self.tasks.setdefault(task, _quoted(file, match))
+                end = self._end(file, match)
+                self.tasks += [(first, last, end) for first, last in _ranges_of(match[1])]
         for match in islice(_OUT_OF_MEMORY.finditer(text), _MOST_MATCHES):
             if _is_report(text, match):
                 number = int(match[1]) if match[1] else None
-                self.processes.append((number, _quoted(file, match, "log")))
+                self.processes.append((number, self._end(file, match, "log")))
+
+    def _end(self, file: FileText, match: re.Match[str], who: str = "launcher") -> ProcessEnd:
+        return self._dated(f"{who}: {match[0].strip()} ({file.place(match.start())})", match)
+
+    def _dated(self, sentence: str, match: re.Match[str]) -> ProcessEnd:
+        return ProcessEnd(
+            sentence=sentence,
+            second=second_at(self.dates, match.start()),
+            is_abort=is_abort(sentence),
+            is_behind_timeout=0 <= self.timeout_at < match.start(),
+        )
 
     def _add_elastic(self, file: FileText) -> None:
         """Add what torchrun reports: ranks of the job, or processes of a node."""
@@ -135,22 +176,21 @@ class DeathLines:
                 by_signal = f"was killed by signal {-code}"
                 how = by_signal if code < 0 else f"exited with code {code}"
                 place = file.place(match.start())
-                self.ranks[rank] = f"launcher: rank {rank} {how} ({place})"
+                sentence = f"launcher: rank {rank} {how} ({place})"
+                self.ranks[rank] = self._dated(sentence, match)
         for match in islice(_LOCAL.finditer(file.text), _MOST_MATCHES):
             number = int(match[2])
             if number not in reported and int(match[1]) not in (0, *_TERMINATED):
-                self.processes.append((number, _quoted(file, match)))
-
-
-def _quoted(file: FileText, match: re.Match[str], who: str = "launcher") -> str:
-    return f"{who}: {match[0].strip()} ({file.place(match.start())})"
+                self.processes.append((number, self._end(file, match)))
 
 
 def _is_report(text: str, match: re.Match[str]) -> bool:
     """Return whether the sentence of a match says what happened, not what may."""
-    line_at = text.rfind("\n", 0, match.start()) + 1
-    line_end = text.find("\n", match.end())
-    line_end = len(text) if line_end < 0 else line_end
+    far = max(0, match.start() - _LONGEST)
+    line_at = max(far, text.rfind("\n", far, match.start()) + 1)
+    last = min(len(text), match.end() + _LONGEST)
+    line_end = text.find("\n", match.end(), last)
+    line_end = last if line_end < 0 else line_end
     if text[line_at : match.end()].lstrip().startswith(_COMMENT):
         return False
     begin = max(line_at, *(text.rfind(end, line_at, match.start()) + 1 for end in _ENDS))
@@ -159,13 +199,12 @@ def _is_report(text: str, match: re.Match[str]) -> bool:
     return _UNSURE.search(text, max(begin, match.start() - _LONGEST), stop) is None
 
 
-def _numbers_of(text: str) -> Iterator[int]:
-    """Yield the numbers of a list as Slurm writes them: 3,8-15; ranges of ranks alone."""
+def _ranges_of(text: str) -> Iterator[tuple[int, int]]:
+    """Yield first and last of the parts of a list as Slurm writes them: 3,8-15."""
     for part in text.split(","):
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
-            begin, stop = int(first[:_DIGITS]), int((last or first)[:_DIGITS])
-            yield from range(begin, min(stop, begin + MOST_RANKS) + 1)
+            yield int(first), int(last or first)
 
 
 def is_abort(sentence: str) -> bool:

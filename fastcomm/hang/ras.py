@@ -14,6 +14,7 @@ import orjson
 
 from fastcomm.formats.flight_recorder import DumpedGroup
 from fastcomm.hang.calls import DumpedJob
+from fastcomm.hang.dates import first_second
 from fastcomm.hang.texts import FileText
 from fastcomm.trace.run import MOST_RANKS, named_ranks
 
@@ -31,6 +32,8 @@ _ERRORS = {
 _FINE = (0, 7)
 _DEAD, _SILENT = "considered dead", "unresponsive"
 _ABSENT = "no member any more"
+_STAMP = re.compile(r'"timestamp":\s*"([^"\n]{1,40})"')
+_HEAD = 65_536
 _MOST_COMMUNICATORS = 4096
 _MOST_CANDIDATES = 64
 _MOST_PASSES = 8
@@ -136,9 +139,15 @@ def is_ras(text: str) -> bool:
     return "Communicators..." in text[:65536] and "Job summary" in head
 
 
-def read(file: FileText) -> RasReport:
-    """Return what a file of RAS says, JSON or text; `problem` for one that is damaged."""
-    return replace(_read(file), written=file.written)
+def read(file: FileText, near: int = 0) -> RasReport:
+    """Return what a file of RAS says, JSON or text; `problem` for one that is damaged.
+
+    It is of the time that it states, or of an earlier one of the file; `near` is a second.
+    """
+    stamp = _STAMP.search(file.text[:_HEAD])
+    stated = None if stamp is None else first_second(stamp[1], near)
+    times = [second for second in (stated, file.written) if second is not None]
+    return replace(_read(file), written=min(times, default=None))
 
 
 def _read(file: FileText) -> RasReport:

@@ -482,8 +482,17 @@ class Judge:
         dead = [rank for rank in self.job.silent if rank in self.evidence.dead]
         if not dead:
             return None
+        if self.evidence.undated.issuperset(dead) and self._has_nccl():
+            # A log that does not tell when is weaker than a rank that never came to a call.
+            answer = self._not_arrived()
+            if answer is not None and answer.kind == "not_arrived":
+                return replace(answer, confidence="low")
         stop = self._first_held(dead) or self._last_common()
         return self._answer("missing_rank", dead, stop)
+
+    def _has_nccl(self) -> bool:
+        """Return whether a death of one rank keeps no other from its next call."""
+        return not any(map(retires, self.job.ranks.values()))
 
     def _broken(self) -> Verdict | None:
         """Nothing is open, yet logs say that ranks are gone: those without a dump.

@@ -205,14 +205,14 @@ TIMEOUT
 
 # What the watchdogs of three releases write.
 WATCHDOG = """\
-[rank1]:[E1003 18:37:01.833 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective \
+[rank1]:[E1116 18:37:01.833 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective \
 operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, \
 Timeout(ms)=600000) ran for 600017 milliseconds before timing out.
-[rank1]:[E1003 18:37:01.834 ProcessGroupNCCL.cpp:1834] [PG ID 0 PG GUID 0(default_pg) Rank 1] \
+[rank1]:[E1116 18:37:01.834 ProcessGroupNCCL.cpp:1834] [PG ID 0 PG GUID 0(default_pg) Rank 1] \
 Timeout at NCCL work: 4, last enqueued NCCL work: 4, last completed NCCL work: 3.
 [rank2]:[E ProcessGroupNCCL.cpp:1540] [PG 1 Rank 2] Timeout at NCCL work: 7, last enqueued \
 NCCL work: 8, last completed NCCL work: 6.
-[rank5]:[E1003 18:37:01.834 ProcessGroupNCCL.cpp:1709] [PG 0 (default_pg) Rank 5] Received a \
+[rank5]:[E1116 18:37:01.834 ProcessGroupNCCL.cpp:1709] [PG 0 (default_pg) Rank 5] Received a \
 dump signal due to a collective timeout from rank 1 and we will try our best to dump the debug \
 info. Last enqueued NCCL work: 3, last completed NCCL work: 3.
 """
