@@ -1,13 +1,15 @@
 """What holds a job up: one kind, the ranks, and what shows it."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from fastcomm.hang import ras, rhythm
 from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls, is_all_to_all
+from fastcomm.hang.earlier import is_usual, is_usual_message
 from fastcomm.hang.evidence import FileEvidence
 from fastcomm.hang.logs import WatchdogLine, is_timeout
 from fastcomm.hang.waits import Stop, WaitGraph, is_for_all, retires
@@ -418,7 +420,7 @@ class Judge:
         """Members of a front called it with different arguments."""
         for stop, calls in self._old_collectives():
             members = len(self.job.members.get(stop.group, ()))
-            kind, odd = _odd(list(calls.values()), members)
+            kind, odd = _odd(list(calls.values()), members, self._usual_kinds(stop, calls))
             if kind is None:
                 continue
             is_uneven = kind == "mismatch_size" and _has_parts([*calls.values()])
@@ -431,16 +433,35 @@ class Judge:
             return self._answer(kind, odd or calls, stop, confidence=confidence)
         return None
 
+    def _usual_kinds(self, stop: Stop, calls: Mapping[int, RankCall]) -> set[str]:
+        """Return the kinds of mismatch that earlier calls had, too, and ended."""
+        members = len(self.job.members.get(stop.group, ()))
+        kinds = [
+            kind
+            for kind, values in _compared([*calls.values()], members)
+            if len(set(values.values())) > 1
+        ]
+        return {
+            kind
+            for kind in kinds
+            if is_usual(
+                self.job,
+                stop,
+                calls,
+                partial(_of_kind, kind=kind, members=members),
+            )
+        }
+
     def _message_mismatch(self) -> Verdict | None:
         """Both sides of a message stand in it, with other types or sizes."""
         for stop, calls in self.waits.stops.items():
             is_matched = stop.number is None and stop.ordinal is not None and len(calls) > 1
             if not is_matched or all(self.is_young(*one) for one in calls.items()):
                 continue
-            if len({call.arguments[2] for call in calls.values()}) > 1:
-                return self._answer("mismatch_dtype", calls, stop)
-            if len({max(call.elements) for call in calls.values()}) > 1:
-                return self._answer("mismatch_size", calls, stop)
+            for kind, value_of in _COMPARED_SIDES:
+                is_odd = len({value_of(call) for call in calls.values()}) > 1
+                if is_odd and not is_usual_message(self.job, calls, value_of):
+                    return self._answer(kind, calls, stop)
         return None
 
     def calls_of(self, stop: Stop) -> dict[int, RankCall]:
@@ -620,7 +641,7 @@ class Judge:
         """More than one member has the root's side of a gather or scatter."""
         for stop, calls in self._old_collectives():
             rooted = {rank: call.place for rank, call in calls.items() if _is_root(call)}
-            if len(rooted) > 1:
+            if len(rooted) > 1 and not is_usual(self.job, stop, calls, _roots):
                 odd = rhythm.unusual(self.job, rooted) or rhythm.out_of_rhythm(self.job, rooted)
                 usual = rooted.keys() - set(odd)
                 is_sure = any(self._was_root(calls[rank]) for rank in usual)
@@ -854,6 +875,22 @@ def _is_root(call: RankCall) -> bool:
     return side is not None and call.elements[side] > 0
 
 
+def _roots(calls: Sequence[RankCall]) -> Mapping[int, object]:
+    return {call.rank: _is_root(call) for call in calls}
+
+
+def _type_sent(call: RankCall) -> object:
+    return call.arguments[2]
+
+
+def _size_sent(call: RankCall) -> object:
+    return max(call.elements)
+
+
+# What both sides of a message have to have.
+_COMPARED_SIDES = (("mismatch_dtype", _type_sent), ("mismatch_size", _size_sent))
+
+
 def _is_beyond_timeout(calls: RankCalls, now: int) -> bool:
     """Return whether a call would be open for longer than its timeout, which ends it."""
     own, at = calls.calls, calls.open
@@ -867,10 +904,15 @@ _SCATTERS_OF_LISTS = ("reducescatter", "reducescatterv")
 _SIDES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
-def _odd(calls: Sequence[RankCall], members: int) -> tuple[str | None, list[int]]:
-    """Return the kind of mismatch among calls of a collective, and the minority's ranks."""
+def _odd(
+    calls: Sequence[RankCall], members: int, usual: Container[str]
+) -> tuple[str | None, list[int]]:
+    """Return the kind of mismatch among calls of a collective, and the minority's ranks.
+
+    `usual` are kinds that earlier calls had, too.
+    """
     for kind, values in _compared(calls, members):
-        if len(set(values.values())) > 1:
+        if kind not in usual and len(set(values.values())) > 1:
             return kind, _minority(values)
     return None, []
 
@@ -889,6 +931,13 @@ def _compared(
     if op in ("gather", "scatter") or is_all_to_all(op) or _is_uneven(calls, members):
         return
     yield "mismatch_size", {call.rank: call.elements for call in calls}
+
+
+def _of_kind(
+    calls: Sequence[RankCall], *, kind: str, members: int
+) -> Mapping[int, object] | None:
+    """Return what a kind of mismatch compares, by rank; None where it compares nothing."""
+    return dict(_compared(calls, members)).get(kind)
 
 
 def _has_parts(calls: Sequence[RankCall]) -> bool:
