@@ -198,12 +198,12 @@ def diagnose_hang(
 
 def _read_all(paths: Iterable[str | Path]) -> _Files:
     """Read all files, many of them in several processes."""
-    names = [*_files_of(paths)]
+    files = _Files()
+    names = [*_files_of(paths, files.problems)]
     note_inputs(names)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     workers = min(cores, 1 + len(names) // _FEW)
     batches = [names[at : at + _BATCH] for at in range(0, len(names), _BATCH)]
-    files = _Files()
     with Processes(workers, PRELOAD) as processes:
         for part in processes.spread(_read_some, batches):
             files.add(part)
@@ -227,11 +227,11 @@ def _read_some(paths: Sequence[Path]) -> _Files:
     return files
 
 
-def _files_of(paths: Iterable[str | Path]) -> Iterator[Path]:
+def _files_of(paths: Iterable[str | Path], problems: list[str]) -> Iterator[Path]:
     for name in paths:
         path = place_of(name)
         if path.is_dir():
-            yield from _files_below(path)
+            yield from _files_below(path, problems)
         elif path.is_file():
             yield path
         elif path.exists():
@@ -240,15 +240,32 @@ def _files_of(paths: Iterable[str | Path]) -> Iterator[Path]:
             raise no_such_path(str(name))
 
 
-def _files_below(path: Path) -> list[Path]:
-    """Return the files of a folder and of all below it, sorted by their text."""
+def _files_below(path: Path, problems: list[str]) -> list[Path]:
+    """Return the files of a folder and of all below it, sorted by their text.
+
+    What cannot be read is named in `problems`: folders, and pipes under the name of a file.
+    """
+    files, others, errors = list[Path](), list[Path](), list[OSError]()
     try:
-        # By text: paths compare part by part.
-        return sorted((one for one in path.rglob("*") if one.is_file()), key=str)
+        for folder, _, names in os.walk(path, onerror=errors.append):
+            for name in names:
+                one = Path(folder, name)
+                (files if one.is_file() else others).append(one)
     except RecursionError:
         raise TraceFileError(f"{path}: folders too deep; name that of the dumps") from None
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
+    if errors and not files:
+        raise TraceFileError(f"{errors[0].filename}: {errors[0].strerror}") from errors[0]
+    lines = [
+        *(f"{error.filename}: {error.strerror}: it is not searched" for error in errors),
+        *(f"{one}: no regular file: it is left out" for one in sorted(others, key=str)),
+    ]
+    problems += lines[:_MOST_LINES]
+    if len(lines) > _MOST_LINES:
+        problems.append(f"{len(lines) - _MOST_LINES} more such files and folders")
+    # By text: paths compare part by part.
+    return sorted(files, key=str)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Stacks of Python in which ranks stand, of faulthandler, py-spy or the debug server."""
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ class PythonStack:
     @property
     def place(self) -> str:
         """The innermost frame of the job's own files, as text."""
-        own = [frame for frame in self.frames if not _LIBRARIES.search(frame[1])]
+        own = [frame for frame in self.frames if not _is_of_library(frame)]
         name, file, line = (own or [*self.frames])[0]
         return f"{name} ({Path(file).name}:{line})"
 
@@ -61,6 +62,13 @@ class PythonStack:
         """Whether the innermost frame is a collective of PyTorch."""
         name, file, _ = self.frames[0]
         return name in _COLLECTIVES and "torch/" in file
+
+    @property
+    def is_in_monitored_barrier(self) -> bool:
+        """Whether the rank is in a barrier that no recorder has an entry of."""
+        return any(
+            name == "monitored_barrier" and "torch/" in file for name, file, _ in self.frames
+        )
 
     @property
     def activity(self) -> str:
@@ -77,6 +85,15 @@ class PythonStack:
         return "code"
 
 
+def _is_of_library(frame: tuple[str, str, int]) -> bool:
+    """Return whether a frame is of a library; py-spy names files of Python without folder."""
+    name, file, _ = frame
+    is_module = "/" not in file and Path(file).stem in sys.stdlib_module_names
+    is_loader = Path(file).name == "dataloader.py" and name in _LOADS
+    return is_module or is_loader or _LIBRARIES.search(file) is not None
+
+
+_LOADS = ("__next__", "_next_data", "_get_data", "_try_get_data")
 _GROUPS = frozenset(
     {"new_group", "_new_group_with_tag", "_new_process_group_helper", "split_group"}
 )
@@ -85,7 +102,14 @@ _COLLECTIVES = frozenset(
     {
         *("all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "broadcast"),
         *("all_to_all_single", "reduce_scatter", "reduce_scatter_tensor", "barrier", "reduce"),
-        *("gather", "scatter", "wait", "all_gather_object", "broadcast_object_list"),
+        *(
+            "gather",
+            "scatter",
+            "wait",
+            "monitored_barrier",
+            "all_gather_object",
+            "broadcast_object_list",
+        ),
     }
 )
 

@@ -36,6 +36,7 @@ _MOMENTARY = ("not_arrived", "not_started")  # what healthy jobs show for a mome
 _SLACK_S = 2  # between clocks of hosts
 _NEARLY = 0.9  # of a timeout
 _SLOWEST_MS = 120_000  # in which a recorder's watchdog ends a call behind its timeout
+_OWN = ("code", "loader")  # what stacks show of ranks that stand in no call
 _DUMP_AGAIN = "so that a slow job may look like this: a second set of dumps decides"
 
 
@@ -103,11 +104,17 @@ class Judge:
             # Whoever left no dump may be dead, and nobody wait for it yet.
             evidence = self.evidence
             is_dark = self.job.silent or evidence.dead or evidence.deaths or self.unrecorded
-            confidence = "low" if is_dark or any(self.passed()) else "high"
+            standing = self._standing()
+            confidence = "low" if is_dark or standing or any(self.passed()) else "high"
             return (
                 self._broken()
                 or self._by_status()
-                or Verdict(kind="none", confidence=confidence)
+                or self._by_barrier(standing)
+                or Verdict(
+                    kind="none",
+                    confidence=confidence,
+                    evidence=tuple(standing[rank] for rank in sorted(standing)[:_MOST_QUOTED]),
+                )
             )
         for rule in rules:
             answer = rule()
@@ -578,6 +585,31 @@ class Judge:
         """Return whether a rank has nothing open, and made its last call long ago."""
         calls = self.job.ranks.get(rank)
         return rank not in self.waits.fronts and (calls is None or self._is_old(calls))
+
+    def _standing(self) -> dict[int, str]:
+        """Return what says that ranks stand in a collective of which no dump has an entry."""
+        return {
+            rank: f"rank {rank} is in {stack.names[0]} of PyTorch, by its stack ({stack.path})"
+            for rank, stack in self.evidence.stacks.items()
+            if (stack.is_in_collective or stack.is_in_monitored_barrier)
+            and rank in self.job.ranks
+            and self._stands_long(rank)
+        }
+
+    def _by_barrier(self, standing: Mapping[int, str]) -> Verdict | None:
+        """Stacks stand in a barrier without entries, and those of some ranks elsewhere."""
+        stacks = self.evidence.stacks
+        inside = [rank for rank in standing if stacks[rank].is_in_monitored_barrier]
+        outside = [
+            rank
+            for rank, stack in stacks.items()
+            if rank not in standing and stack.activity in _OWN and self._stands_long(rank)
+        ]
+        if len(inside) < len(standing) or not inside or not outside:
+            return None
+        answer = self._answer("not_arrived", outside, None, confidence="low")
+        lines = tuple(standing[rank] for rank in sorted(inside)[:_MOST_QUOTED])
+        return replace(answer, waiting=tuple(sorted(inside)), evidence=lines)
 
     def _by_stacks(self) -> Verdict | None:
         """Nobody has a front that matters, and ranks stand where no entry is made."""
