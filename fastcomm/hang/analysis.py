@@ -397,6 +397,7 @@ def _progress(dumps: dict[int, list[RankCalls]]) -> Iterator[_Progress]:
 
 def _result(judge: Judge, verdict: Verdict, files: _Files, failed: Mapping[Path, str]) -> Hang:
     job, stop = judge.job, verdict.stop
+    links = () if verdict.kind == "none" else tuple(_links(judge, verdict))
     return Hang(
         kind=verdict.kind,
         culprits=verdict.culprits,
@@ -410,7 +411,8 @@ def _result(judge: Judge, verdict: Verdict, files: _Files, failed: Mapping[Path,
         world_size=job.world,
         confidence=verdict.confidence,
         evidence=(*verdict.evidence, *_evidence(judge, verdict)),
-        links=() if verdict.kind == "none" else tuple(_links(judge)),
+        links=links[:_MOST_LINKS],
+        calls=len(links),
         next=tuple(_next(judge, verdict)),
         failed=tuple(failed.values()),
         warnings=tuple(files.problems),
@@ -446,11 +448,15 @@ def _call(stop: Stop, judge: Judge) -> WaitedCall:
     return WaitedCall(op=op, sequence=stop.number)
 
 
-def _links(judge: Judge) -> Iterator[WaitingLink]:
-    """Yield the chain of waiting, the calls with most ranks first."""
-    waits = judge.waits
-    order = sorted(waits.stops, key=lambda stop: -len(waits.stops[stop]))
-    for stop in order[:_MOST_LINKS]:
+def _links(judge: Judge, verdict: Verdict) -> Iterator[WaitingLink]:
+    """Yield the chain of waiting: what waits for culprits, then the calls with most ranks."""
+    waits, culprits = judge.waits, {*verdict.culprits}
+
+    def order(stop: Stop) -> tuple[bool, bool, int]:
+        is_direct = not culprits.isdisjoint(waits.holders[stop])
+        return stop != verdict.stop, not is_direct, -len(waits.stops[stop])
+
+    for stop in sorted(waits.stops, key=order):
         of_op: dict[str, list[int]] = {}
         for rank, call in sorted(waits.stops[stop].items()):
             of_op.setdefault(call.op, []).append(rank)

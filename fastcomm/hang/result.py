@@ -67,7 +67,8 @@ class Hang(TableResult):
     world_size: int
     confidence: str
     evidence: tuple[str, ...]
-    links: tuple[WaitingLink, ...]
+    links: tuple[WaitingLink, ...]  # of the first calls: those that wait for culprits
+    calls: int  # in which ranks stand
     next: tuple[str, ...]  # what would decide, or what to do
     failed: tuple[str, ...]  # errors of dumps that are left out
     warnings: tuple[str, ...]

@@ -24,9 +24,9 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 _COLUMNS = (
     TableColumn("ranks", lambda link: _ranks(link.ranks)),
     TableColumn("stand in", "call"),
-    TableColumn("of", "group"),
-    TableColumn("since", "since_ns", "ns", "hang.links.since_ns"),
-    TableColumn("and wait for", lambda link: _ranks(link.waits_for)),
+    TableColumn("of", "group", drop=1),
+    TableColumn("since", "since_ns", "ns", "hang.links.since_ns", drop=2),
+    TableColumn("and wait for", lambda link: _ranks(link.waits_for), is_sentence=True),
 )
 
 
@@ -40,6 +40,8 @@ def show(hang: Hang, console: Console | None = None) -> None:
     table = chain(hang).top(_MOST_ROWS)
     if table.rows:
         console.print(shown(table))
+    if more := hang.calls - len(table.rows):
+        say(console, f"{more} more calls in which ranks stand: --html and --json have them")
     meaning = (hang.advice,) if hang.hang else ()
     for title, lines in (
         ("evidence", hang.evidence),
