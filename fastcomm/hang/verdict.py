@@ -119,8 +119,41 @@ class Judge:
         for rule in rules:
             answer = rule()
             if answer is not None:
-                return self._doubted(answer)
-        return self._broken() or Verdict(kind="none", confidence="low")
+                return self._beside_overwritten(self._doubted(answer))
+        return self._broken() or self._overwritten() or Verdict(kind="none", confidence="low")
+
+    def _overwritten(self) -> Verdict | None:
+        """Calls are open for long, and rings may have overwritten what holds them up."""
+        stops = [
+            stop
+            for ranks, own in self.waits.roots
+            for stop in own
+            if not ranks and self._is_overwritten(stop)
+        ]
+        if not stops:
+            return None
+        ranks = {rank for stop in stops for rank in self.waits.stops[stop]}
+        first = min(stops, key=self._since)
+        answer = self._answer("stalled", ranks, first, confidence="low")
+        return self._beside_overwritten(answer)
+
+    def _beside_overwritten(self, answer: Verdict) -> Verdict:
+        """Return a verdict with low confidence if rings may have overwritten what it stands on.
+
+        Arguments of one call differ whatever came before it.
+        """
+        calls = self.job.ranks
+        ranks = [
+            rank for rank in answer.culprits if rank in calls and calls[rank].is_overwritten
+        ]
+        if not ranks or answer.kind.startswith("mismatch") or answer.kind == "none":
+            return answer
+        line = (
+            f"all calls in the dumps of {named_ranks(ranks)} are open: the ring may have "
+            "overwritten the one that they stand in, so that others may hold them up "
+            "(TORCH_FR_BUFFER_SIZE sets its length)"
+        )
+        return replace(answer, confidence="low", evidence=(*answer.evidence, line))
 
     # When there is no hang
 

@@ -20,6 +20,7 @@ _FOR_ALL = (
     *("all_reduce", "allreduce", "all_gather", "allgather", "all_to_all", "alltoall"),
     *("reduce_scatter", "barrier"),
 )
+_CLOSING = "coalesced"  # ends a batch
 _RETIRES = ("gloo", "mpi", "ucc", "c10d")  # libraries whose calls have no start
 
 
@@ -243,16 +244,19 @@ def retires(calls: RankCalls) -> bool:
 def _front(calls: RankCalls) -> Iterator[RankCall]:
     """Yield the calls that a rank stands in: those that have begun, else the first open one.
 
-    A batch of messages counts as a whole.
+    A batch of messages counts as a whole. Where the ring has overwritten all of it but its end,
+    the rank stands no later than in the next open call.
     """
     begun = np.flatnonzero(calls.begun & ~calls.done)
     first = begun if len(begun) else calls.open[:1]
     places = set(first.tolist())
     for at in first.tolist():
         places.update(_batch(calls, at))
-    for at in sorted(places):
-        if calls.op(at) != "coalesced":
-            yield calls.call(at)
+    own = [at for at in sorted(places) if calls.op(at) != _CLOSING]
+    if places and not own:
+        own = [at for at in calls.open.tolist() if calls.op(at) != _CLOSING][:1]
+    for at in own:
+        yield calls.call(at)
 
 
 def _batch(calls: RankCalls, at: int) -> Iterator[int]:
