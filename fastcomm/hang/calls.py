@@ -599,6 +599,13 @@ class DumpedJob:
             return None
         return call.ordinal - before.get((call.op, call.peer), 0)
 
+    def since_together(self, rank: int, peer: int, side: str) -> int:
+        """Return how many messages of a side a rank has made since it was with a peer last."""
+        calls, before = self.ranks[rank], self._together(rank, peer)
+        if before is None:
+            return 0
+        return calls.messages.get((side, peer), 0) - before.get((side, peer), 0)
+
     def counterpart(self, call: RankCall) -> int | None:
         """Return the ordinal, in the peer's dump, of the other side of a message."""
         ordinal = self.ordinal(call)

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from fastcomm.hang import ras, rhythm
-from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls, is_all_to_all
+from fastcomm.hang.calls import OTHER_SIDE, DumpedJob, RankCall, RankCalls, is_all_to_all
 from fastcomm.hang.earlier import is_usual, is_usual_message
 from fastcomm.hang.evidence import FileEvidence
 from fastcomm.hang.logs import WatchdogLine, is_timeout
@@ -768,7 +768,10 @@ class Judge:
             sides = {call.op for stop in stops for call in self.waits.stops[stop].values()}
             if is_message and len(sides) == 1:
                 # Each side may send first, or one may have left out the message before.
-                return self._answer("p2p_order", ranks, stops[0], confidence="low")
+                odd = self._left_out(ranks)
+                kind = "p2p_unmatched" if odd else "p2p_order"
+                stop = self._first_held(odd) if odd else stops[0]
+                return self._answer(kind, odd or ranks, stop, confidence="low")
             if is_message and self._is_ring(ranks):
                 return self._answer("p2p_order", ranks, stops[0], confidence="low")
             if odd := rhythm.out_of_rhythm(self.job, ranks):
@@ -785,6 +788,36 @@ class Judge:
             kind = "p2p_order" if is_message else "order"
             return self._answer(kind, likely, stops[0], confidence="low")
         return None
+
+    def _left_out(self, ranks: Sequence[int]) -> list[int]:
+        """Return the one of two ranks that left out a message of their circle; else none.
+
+        It leaves its rhythm. Both have called a later collective ahead of their devices, so
+        that a message that it only swaps with another would be in its dump.
+        """
+        if len(ranks) != _TWO or not self._are_ahead(*ranks):
+            return []
+        odd = rhythm.out_of_rhythm(self.job, ranks, is_certain=True)
+        if len(odd) != 1:
+            return []
+        (own,) = odd
+        peer = next(rank for rank in ranks if rank != own)
+        is_fewer = any(
+            self.job.since_together(own, peer, side) < self.job.since_together(peer, own, other)
+            for side, other in OTHER_SIDE.items()
+        )
+        return odd if is_fewer else []
+
+    def _are_ahead(self, one: int, two: int) -> bool:
+        """Return whether two ranks have called one collective behind what they stand in."""
+        first, second = self.job.ranks[one], self.job.ranks[two]
+        front = {rank: self.waits.fronts[rank][-1].place for rank in (one, two)}
+        return any(
+            (place or 0) > front[one] and (second.place(key, number) or 0) > front[two]
+            for key, number in first.last.items()
+            if second.last.get(key) == number
+            for place in [first.place(key, number)]
+        )
 
     def _is_ring(self, ranks: Sequence[int]) -> bool:
         """Return whether all ranks of a circle stand in messages to ranks as far from them."""
