@@ -24,7 +24,7 @@ from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Trace
 
-_LAYOUT = 1  # a new one says that older files are not read
+_LAYOUT = 2  # a new one says that older files are not read
 _KEY = b"fastcomm"
 _TABLES = (
     *("iterations", "events", "windows", "groups", "members", "tagged", "idle", "sent"),

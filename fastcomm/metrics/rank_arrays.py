@@ -161,7 +161,7 @@ class Communication:
     payload_bytes: Ints
     bus_bytes: Ints
     alone: Ints  # ns before its end in which neither compute nor other communication runs
-    exposed: Ints  # ns before its end without compute, and since other communication ended
+    exposed: Ints  # shape (events, 3), ns: see `exposed_times`
     partner: Ints  # root of the operation, or the other rank of a message
     sends: NDArray[np.bool_]  # whether it sends a message
 
@@ -285,7 +285,7 @@ def _communication(
         start=times[0][inside],
         stop=times[1][inside],
         alone=intervals.alone(*times, *compute)[inside],
-        exposed=exposed_before_stop(*times, *compute)[inside],
+        exposed=exposed_times(*times, *compute)[inside],
         iteration=iteration[inside],
         group=_by_place(labels)[group],
         seq=filled(comm["seq"])[inside],
@@ -304,25 +304,24 @@ def _by_place(values: Sequence[int | None]) -> Ints:
     return np.array([NULL if value is None else value for value in (*values, None)], np.int64)
 
 
-def exposed_before_stop(start: Ints, stop: Ints, other_start: Ints, other_stop: Ints) -> Ints:
-    """Return, for each event, the time before its stop in which nothing else is about to end.
+def exposed_times(start: Ints, stop: Ints, other_start: Ints, other_stop: Ints) -> Ints:
+    """Return the exposed time of events, in ns: all of it, and that at their start and stop.
 
-    That is the time since the last stop of another event of its set, or of a running event of
-    the other set. So of several events that run at once, time counts for the one that stops
-    first, and never twice. Two sets of half-open intervals in ns, each sorted by start; an
-    empty interval runs at no time. The result has an entry per event of the first set.
+    A moment is exposed if no event of the other set runs. Of several events that run at once,
+    it counts for the one that stops first, and never twice. Two sets of half-open intervals in
+    ns, each sorted by start; an empty interval runs at no time.
+
+    Returns
+    -------
+    ndarray
+        Shape (events, 3): the exposed time, the part before the first gap in it (0 if the start
+        is not exposed), and the part after the last.
+
     """
-    exposed = np.zeros(len(start), np.int64)
+    exposed = np.zeros((len(start), 3), np.int64)
     runs = np.flatnonzero(start < stop)
     runs = runs[np.argsort(stop[runs], kind="stable")]
-    if not len(runs):
-        return exposed
-    other_runs = other_start < other_stop
-    other_start, other_stop = other_start[other_runs], other_stop[other_runs]
-    start, stop = start[runs], stop[runs]
-    never = int(start.min())
-    before = np.append(never, stop[:-1])
-    latest = np.append(never, np.maximum.accumulate(other_stop))
-    other = latest[np.searchsorted(other_start, stop)]
-    exposed[runs] = stop - np.minimum(np.maximum.reduce([before, start, other]), stop)
+    if len(runs):
+        others = intervals.merge(other_start, other_stop)
+        exposed[runs] = intervals.exposed(start[runs], stop[runs], *others)
     return exposed

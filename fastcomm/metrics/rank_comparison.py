@@ -50,7 +50,10 @@ _END_COLUMNS = (
 MESSAGE_COLUMNS = (*_END_COLUMNS, "partner", "sends")
 
 _RANK_BITS = 32
-_COLUMNS = (*MESSAGE_COLUMNS, "bytes", "alone_ns", "exposed_ns", "bus_bytes", "stream")
+_COLUMNS = (
+    *(*MESSAGE_COLUMNS, "bytes", "bus_bytes", "stream"),
+    *("alone_ns", "exposed_ns", "exposed_at_start_ns", "exposed_at_end_ns"),
+)
 
 
 class Clocks(NamedTuple):

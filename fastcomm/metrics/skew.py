@@ -144,7 +144,7 @@ class Wait:
     last_share: float  # of its collectives
     wait_caused_ns: float  # by arriving last in collectives, without messages
     later_ns: float  # lateness against the median of the others; clock drift cancels out
-    # Of the time directly before the end in which neither compute nor other communication runs:
+    # Time in which no compute runs, counted for the communication that ends first:
     exposed_wait_ns: float  # before the last arrival
     exposed_transfer_ns: float  # after it
 
@@ -252,6 +252,7 @@ class WaitSums:
         is_message = events.op[matched.row[matched.last]] == OP["SendRecv"]
         caused[matched.last] = np.where(is_message, 0, late)
         wait, transfer = matched.wait, np.repeat(matched.transfer, matched.size)
+        duration = events.stop[matched.row] - events.start[matched.row]
         columns = (
             np.ones(len(place), np.int64),
             wait,
@@ -259,7 +260,7 @@ class WaitSums:
             is_last,
             caused,
             matched.lateness,
-            *_exposed(events.exposed[matched.row], wait, transfer),
+            *events.exposed_until(matched.row, np.minimum(wait, duration)),
         )
         return cls(
             keys[:, first], np.stack([sums(place, column, len(first)) for column in columns])
@@ -313,12 +314,6 @@ def over_tags(waits: Iterable[Wait]) -> tuple[RankWaits, ...]:
         for rank, rows in by_rank.items()
     )
     return tuple(sorted(rank_waits, key=lambda row: (-row.caused_ns, row.rank)))
-
-
-def _exposed(exposed: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:
-    """Divide the exposed time of events, in ns, into exposed wait and transfer."""
-    exposed, transfer = np.maximum(exposed, 0), np.maximum(transfer, 0)
-    return np.clip(exposed - transfer, 0, wait), np.minimum(exposed, transfer)
 
 
 def _spread(name: str, values: Ints) -> dict[str, float]:

@@ -106,9 +106,10 @@ class Bandwidth:
 def rows(arrays: RankArrays) -> pa.Table:
     """Return a row per communication event inside an iteration.
 
-    `start_ns` is on the clock of the rank's trace. `exposed_ns` is the exposed time before the
-    end, which counts for the event that ends first if several run; `alone_ns` is the part of it
-    in which no other communication runs.
+    `start_ns` is on the clock of the rank's trace. `exposed_ns` is the exposed time, which
+    counts for the event that ends first if several run; `exposed_at_start_ns` is the part
+    before the first gap in it, `exposed_at_end_ns` that after the last. `alone_ns` is the time
+    before the end in which neither compute nor other communication runs.
     `step` is the iteration's number, where it is the job's.
     Of unknown group, sequence number, stream, size, bytes and partner the value is null.
     """
@@ -132,7 +133,9 @@ def rows(arrays: RankArrays) -> pa.Table:
             "start_ns": comm.start - arrays.moved[comm.iteration],
             "duration_ns": comm.stop - comm.start,
             "alone_ns": comm.alone,
-            "exposed_ns": comm.exposed,
+            "exposed_ns": comm.exposed[:, 0],
+            "exposed_at_start_ns": comm.exposed[:, 1],
+            "exposed_at_end_ns": comm.exposed[:, 2],
             "bytes": nullable(comm.bytes),
             "payload_bytes": nullable(comm.payload_bytes),  # for matching, whatever is counted
             "bus_bytes": nullable(comm.bus_bytes),

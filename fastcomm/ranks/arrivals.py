@@ -31,6 +31,7 @@ _OPTIONAL = {
     "iteration": "iteration",
     **{name: name for name in ("partner", "stream", "bytes", "payload_bytes", "bus_bytes")},
     **{name: f"{name}_ns" for name in ("alone", "exposed")},
+    **{name: f"{name}_ns" for name in ("exposed_at_start", "exposed_at_end")},
 }
 
 
@@ -60,6 +61,8 @@ class CommunicationEvents:
     stop: Ints
     alone: Ints
     exposed: Ints
+    exposed_at_start: Ints
+    exposed_at_end: Ints
 
     @classmethod
     def of(cls, table: pa.Table) -> "CommunicationEvents":
@@ -98,6 +101,27 @@ class CommunicationEvents:
         before, own = order[:-1][is_next], order[1:][is_next]
         since[own] = np.maximum(self.start[own] - self.stop[before], 0)
         return since[rows]
+
+    def exposed_until(self, rows: Ints, elapsed: Ints) -> tuple[Ints, Ints]:
+        """Return the exposed time of some events before and after a moment in them, in ns.
+
+        `elapsed` is the time from the start of each to the moment, at most its duration. From
+        the first gap of the exposed time to the last, its share is taken as constant.
+        """
+        whole, head, tail = (
+            np.maximum(column[rows], 0)
+            for column in (self.exposed, self.exposed_at_start, self.exposed_at_end)
+        )
+        duration = self.stop[rows] - self.start[rows]
+        between, gaps = whole - head - tail, np.maximum(duration - head - tail, 1)
+        # As floats: the product of two times may exceed an int64.
+        within = np.rint(between * ((elapsed - head) / gaps)).astype(np.int64)
+        before = np.where(
+            elapsed <= head,
+            np.minimum(elapsed, whole),
+            np.where(duration - elapsed <= tail, whole - duration + elapsed, head + within),
+        )
+        return before, whole - before
 
     @property
     def synchronous(self) -> Ints:

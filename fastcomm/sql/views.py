@@ -223,8 +223,8 @@ WAITS = RunView(
         ViewColumn("last_share", "DOUBLE", "share of its collectives", "share"),
         _ns("wait_caused_ns", "wait caused by arriving last", exact=False),
         _ns("later_ns", "lateness against the median of the others", exact=False),
-        _ns("exposed_wait_ns", "of the wait, the exposed part", exact=False),
-        _ns("exposed_transfer_ns", "of the transfer, the exposed part", exact=False),
+        _ns("exposed_wait_ns", "exposed time before the last arrival", exact=False),
+        _ns("exposed_transfer_ns", "exposed time after the last arrival", exact=False),
     ),
 )
 

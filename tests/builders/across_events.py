@@ -69,6 +69,8 @@ def table(events):
         "duration_ns",
         "alone_ns",
         "exposed_ns",
+        "exposed_at_start_ns",
+        "exposed_at_end_ns",
         "bytes",
         "bus_bytes",
         "partner",

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders import kineto_text as k
 from builders.across_events import (
     GROUPS,
     ONE,
@@ -22,16 +23,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import waits as oracle_waits
 
+import fastcomm
 from fastcomm.metrics import outliers
 from fastcomm.metrics.findings.slow_links import slow_links
 from fastcomm.metrics.links import Link, MeasuredLink
 from fastcomm.metrics.outliers import SCORE, above_peers
-from fastcomm.metrics.rank_arrays import exposed_before_stop
+from fastcomm.metrics.rank_arrays import exposed_times
 from fastcomm.metrics.rank_comparison import ExpectedTransfer
 from fastcomm.synthetic.job import Job
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OPS
 from fastcomm_kernels.intervals import alone
+
+
+@st.composite
+def exposed_parts(draw, duration):
+    """Exposed time of an event: all of it, before the first gap, and after the last."""
+    first, last = (draw(st.integers(0, duration // 2)) for _ in range(2))
+    between = draw(st.integers(0, duration - first - last))
+    parts = {"exposed_at_start_ns": first, "exposed_at_end_ns": last}
+    return {"exposed_ns": first + between + last} | parts
 
 
 @st.composite
@@ -49,7 +60,7 @@ def collectives(draw):
             seen = {"rank": rank, "group": label, "seq": number, "tag": tag, "op": op}
             seen |= {"start": start, "stop": end, "collective": number, "bytes": size}
             seen |= {"start_ns": start, "duration_ns": end - start}
-            seen |= {"exposed_ns": draw(st.integers(0, end - start))}
+            seen |= draw(exposed_parts(end - start))
             found.append(seen | {"group_size": len(GROUPS[label]), "bus_bytes": size})
     return draw(st.permutations(found))
 
@@ -149,13 +160,11 @@ def test_exposed_time_of_an_event_excludes_compute_and_other_communication(event
 
 
 @given(INTERVALS, INTERVALS)
-def test_exposed_time_is_without_compute_and_since_the_last_end_of_other_communication(
-    events, compute
-):
-    found = exposed_before_stop(*starts_and_stops(events, compute))
+def test_each_exposed_moment_counts_for_the_event_that_ends_first(events, compute):
+    found = exposed_times(*starts_and_stops(events, compute))
     ordered = sorted(events)
     for place in range(len(ordered)):
-        assert found[place] == oracle_waits.exposed(place, ordered, compute)
+        assert tuple(found[place]) == oracle_waits.exposed(place, ordered, compute)
 
 
 @given(st.lists(st.integers(0, 40).map(float) | st.just(float("nan")), max_size=9))
@@ -243,3 +252,36 @@ def test_a_wrong_clock_affects_only_raw_times():
     assert raw.clock_alignment == "none"
     assert raw.waits != plain.waits
     assert raw.offsets == aligned.offsets
+
+
+GROUP = {"Process_Group_Ranks": "[0, 1]", "Group_size": 2, "Process_Group_Name": "0"}
+
+
+@pytest.mark.parametrize(
+    ("compute", "waited"),
+    [
+        ([(250, 50)], 350),
+        ([(150, 20), (250, 50), (320, 10)], 320),
+        ([(250, 50), (550, 30)], None),
+    ],
+)
+def test_exposed_waits_and_transfers_add_up_to_the_exposed_time_of_a_rank(
+    tmp_path, compute, waited
+):
+    for rank, arrival in enumerate((100, 500)):
+        events = []
+        for step in range(3):
+            at = 1000 * step
+            events.append(k.mark(f"ProfilerStep#{step}", at, 1000))
+            events += [k.kernel("gemm", at + start, ns) for start, ns in compute]
+            events.append(k.all_reduce(at + arrival, 600 - arrival, 20, Seq=step, **GROUP))
+        k.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=2)
+    metrics = fastcomm.open(tmp_path).metrics()
+    exposed = {row["rank"]: [] for row in metrics.tables["iterations"].to_pylist()}
+    for row in metrics.tables["iterations"].to_pylist():
+        names = [name for name in row if name.startswith("exact_exposed_")]
+        exposed[row["rank"]].append(sum(row[name] for name in names))
+    for row in metrics.across.waits:
+        assert row.exposed_wait_ns + row.exposed_transfer_ns == sum(exposed[row.rank]) / 3
+    if waited is not None:
+        assert metrics.across.waits[0].exposed_wait_ns == 1000 * waited

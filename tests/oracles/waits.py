@@ -65,15 +65,29 @@ def waits(events, steps):
             row["last"] += alone_last
             row["wait_caused_ns"] += arrivals[-1] - arrivals[-2] if alone_last else 0
             row["later_ns"] += event["start"] - median_low(others)
-            exposed = event["stop"] - event["exposed_ns"], event["stop"]
-            row["exposed_wait_ns"] += max(0, arrivals[-1] - exposed[0])
-            row["exposed_transfer_ns"] += exposed[1] - max(exposed[0], arrivals[-1])
+            waited = exposed_until(event, arrivals[-1])
+            row["exposed_wait_ns"] += waited
+            row["exposed_transfer_ns"] += event["exposed_ns"] - waited
     for row in found.values():
         row["last_share"] = row["last"] / row["collectives"]
         for name in row:
             if name.endswith("_ns"):
                 row[name] /= steps
     return found
+
+
+def exposed_until(event, moment):
+    """Exposed time of an event before a moment; even between the first gap and the last."""
+    whole, first, last = (event[f"exposed_{name}ns"] for name in ("", "at_start_", "at_end_"))
+    before, after = moment - event["start"], event["stop"] - moment
+    if before <= first:
+        return before
+    if after <= last:
+        return whole - after
+    return first + round(
+        (whole - first - last)
+        * ((before - first) / (event["stop"] - event["start"] - first - last))
+    )
 
 
 WAIT = (
@@ -93,21 +107,25 @@ def alone(event, others, compute):
 
 
 def exposed(place, events, compute):
-    """How long before the end of an event no compute runs, one ns at a time.
+    """Exposed time of an event, and of it before the first gap and after the last, by ns.
 
-    It begins not before another event ends; of equal ends, the later in `events` comes second.
+    A moment counts for the event that ends first; of equal ends, for the earlier in `events`.
     """
     start, stop = events[place]
-    ends = [(other[1], number) for number, other in enumerate(events) if other[0] < other[1]]
-    length = 0
-    for moment in reversed(range(start, stop)):
-        has_ended = any(
-            end == moment + 1 and (end, number) < (stop, place) for end, number in ends
-        )
-        if has_ended or any(low <= moment < high for low, high in compute):
-            break
-        length += 1
-    return length
+    counts = []
+    for moment in range(start, stop):
+        running = [
+            (other[1], number)
+            for number, other in enumerate(events)
+            if other[0] <= moment < other[1]
+        ]
+        hidden = any(low <= moment < high for low, high in compute)
+        counts.append(min(running) == (stop, place) and not hidden)
+    return sum(counts), until_gap(counts), until_gap(counts[::-1])
+
+
+def until_gap(counts):
+    return counts.index(False) if False in counts else len(counts)
 
 
 def outlier(values, index, least, score):
