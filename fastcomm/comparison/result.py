@@ -15,6 +15,7 @@ from fastcomm.device_work.options import KernelKey
 from fastcomm.device_work.result import Kernels
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.metrics.findings.detection import identity
+from fastcomm.metrics.findings.idle import KIND as IDLE
 from fastcomm.result import Result
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.run import (
@@ -171,6 +172,12 @@ class CauseChange:
     confidence: str
     before_ns: float | None
     after_ns: float | None
+    idle_cause: str | None = None  # of idle time
+
+    @property
+    def identity(self) -> tuple[Any, ...] | None:
+        """By what the cause is found in another run."""
+        return identity(self.kind, self.ranks, self.idle_cause)
 
     @property
     def effect_ns(self) -> float:
@@ -194,7 +201,8 @@ def cause_changes(before: Object, after: Object) -> tuple[CauseChange, ...]:
     for key in dict.fromkeys([*new, *old]):
         was, is_ = old.get(key), new.get(key)
         shown = is_ or was or {}
-        costs = [finding["cost_ns"] if finding else None for finding in (was, is_)]
+        costs = [_cost(finding) if finding else None for finding in (was, is_)]
+        cause = _idle_cause(shown)
         change = CauseChange(
             kind=shown["kind"],
             ranks=tuple(shown["ranks"]),
@@ -202,18 +210,46 @@ def cause_changes(before: Object, after: Object) -> tuple[CauseChange, ...]:
             confidence=shown["confidence"],
             before_ns=costs[0],
             after_ns=costs[1],
+            idle_cause=cause,
         )
         is_sure = any(finding and finding["confidence"] in _SURE for finding in (was, is_))
-        if is_sure and abs(change.effect_ns) >= _LEAST * step:
+        # Of idle time that is no finding in one of the runs, the metrics have the causes too.
+        effects = [change.effect_ns, *_idle_growth(cause, before, after)]
+        if is_sure and min(map(abs, effects)) >= _LEAST * step:
             changes.append(change)
     return tuple(sorted(changes, key=lambda change: -abs(change.effect_ns)))
 
 
 def _causes(metrics: Object) -> dict[tuple[Any, ...], Object]:
     """Return the findings that name causes, by what identifies them in another run."""
-    findings = metrics.get("findings") or ()
-    named = ((identity(finding["kind"], finding["ranks"]), finding) for finding in findings)
+    named = ((identity_of(finding), finding) for finding in metrics.get("findings") or ())
     return {key: finding for key, finding in named if key is not None}
+
+
+def identity_of(finding: Object) -> tuple[Any, ...] | None:
+    """Return by what a finding as in JSON is found in another run; None for a symptom."""
+    return identity(finding["kind"], finding["ranks"], _idle_cause(finding))
+
+
+def _idle_cause(finding: Object) -> str | None:
+    """Return the cause that a finding on idle time of all ranks names; None for others."""
+    cause = (finding.get("evidence") or {}).get("idle_cause")
+    return cause if finding["kind"] == IDLE else None
+
+
+def _cost(finding: Object) -> float:
+    """Return the cost of a cause in ns; of idle time that of its largest cause."""
+    cause = _idle_cause(finding)
+    cost = finding["evidence"]["idle_cause_ns"] if cause else None
+    return float(finding["cost_ns"] if cost is None else cost)
+
+
+def _idle_growth(cause: str | None, *runs: Object) -> Iterator[float]:
+    """Yield by how much idle time of a cause grew between two runs, in ns, if known."""
+    shares = [(run.get("idle") or {}).get(cause) for run in runs] if cause else []
+    if shares and None not in shares:
+        old, new = (share * _mean_step(run) for share, run in zip(shares, runs, strict=True))
+        yield new - old
 
 
 def _mean_step(metrics: Object) -> float:

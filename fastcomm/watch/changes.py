@@ -11,9 +11,10 @@ from fastcomm.comparison.result import (
     Comparison,
     cause_changes,
     compare,
+    identity_of,
 )
 from fastcomm.errors import FastcommError
-from fastcomm.metrics.findings.detection import identity
+from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.findings.slow_links import KIND as SLOW_LINK
 from fastcomm.metrics.links import SLOW
 from fastcomm.metrics.result import Metrics
@@ -55,6 +56,16 @@ class WindowReport:
         """Causes that are new, gone or changed, the largest effect first."""
         changed = () if self.comparison is None else self.comparison.causes
         return (*changed[:_MOST], *self.ended[:_MOST])
+
+    @property
+    def first_causes(self) -> tuple[Finding, ...]:
+        """Causes of the window alone; idle time of a known cause is one."""
+        return tuple(
+            finding
+            for finding in self.metrics.findings
+            if not finding.is_symptom
+            or (finding.confidence != "low" and identity_of(finding.to_dict()) is not None)
+        )
 
     @property
     def parts(self) -> tuple[BreakdownChange, ...]:
@@ -107,16 +118,16 @@ class RunHistory:
         self, comparison: Comparison, document: MetricsDocument
     ) -> Iterator[CauseChange]:
         """Yield causes that were new in an earlier window, and are gone; note new ones."""
-        before = {**document, "findings": [*self.present.values()]}
-        changed = {identity(one.kind, one.ranks): one for one in comparison.causes}
+        before = {**document, "findings": [*self.present.values()], "idle": {}}
+        changed = {one.identity: one for one in comparison.causes}
         for cause in cause_changes(before, document):
-            key = identity(cause.kind, cause.ranks)
-            if key in self.present and cause.after_ns is None:
+            key = cause.identity
+            if key is not None and key in self.present and cause.after_ns is None:
                 del self.present[key]
                 if key not in changed:
                     yield cause
         for finding in document["findings"]:
-            key = identity(finding["kind"], finding["ranks"])
+            key = identity_of(finding)
             if key is not None and key in changed and changed[key].before_ns is None:
                 self.present[key] = finding
 

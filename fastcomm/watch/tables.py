@@ -37,8 +37,7 @@ def line(report: WindowReport) -> str:
 def changes(report: WindowReport) -> Iterator[str]:
     """Yield the markup of what changed; of a first window, its causes of lost time."""
     if report.comparison is None:
-        causes = [finding for finding in report.metrics.findings if not finding.is_symptom]
-        yield from (escape(finding.text) for finding in causes[:1])
+        yield from (escape(finding.text) for finding in report.first_causes[:1])
         return
     yield from map(_cause, report.causes)
     for links in report.slower_links:

@@ -5,10 +5,13 @@ import threading
 import time
 
 import pytest
+from builders import kineto_text as k
+from builders.opened import open_run
 from builders.profiled_windows import JOB, write_window
 from click.testing import CliRunner
 
 from fastcomm.cli.main import main
+from fastcomm.metrics import partial_files
 from fastcomm.watch import command
 from fastcomm.watch.windows import ProfiledWindow, windows_below
 
@@ -224,3 +227,42 @@ def test_a_file_that_no_node_exporter_reads_is_refused(directory, tmp_path):
     result = watch(directory, "--once", "--prometheus", str(tmp_path / "job.txt"))
     assert result.exit_code == 2
     assert "must end in .prom" in result.stderr
+
+
+def loading_window(folder, step, pause):
+    """A window of two ranks whose devices wait `pause` us a step for the data loader."""
+    window = ProfiledWindow.of(folder / "run" / f"step-{step:06d}")
+    for rank in range(2):
+        events = []
+        for number in range(4):
+            at = number * (10_000 + pause)
+            events.append(k.mark(f"ProfilerStep#{number}", at, 10_000 + pause))
+            name = "enumerate(DataLoader)#_Iter.__next__"
+            events.append(k.event(name, "user_annotation", at, pause, pid=100, tid=1))
+            events.append(k.launch(at + pause + 10, 2 * number + 1, 5))
+            events.append(k.kernel("gemm", at + pause + 20, 8900, correlation=2 * number + 1))
+            group = {"Process_Group_Ranks": "[0, 1]", "Group_size": 2}
+            events.append(k.all_reduce(at + pause + 8930, 1060, 20, Seq=number, **group))
+        trace = folder.parent / f"traces-{step}" / f"rank{rank}.json"
+        trace.parent.mkdir(exist_ok=True)
+        k.write(trace, events, rank=rank, world=2)
+        (source,) = open_run(trace).sources
+        partials = partial_files.RankPartials.of(source.read("metrics"))
+        partial_files.write(partials, window.place_of(rank))
+
+
+def test_idle_time_of_a_known_cause_comes_and_goes_like_other_causes(tmp_path):
+    for number, pause in enumerate((100, 100, 100, 4000, 4100, 100)):
+        loading_window(tmp_path / "jobs", 13 + 500 * number, pause)
+    out = watch(tmp_path / "jobs", "--once").stdout
+    blocks = [" ".join(block.split()) for block in out.split("run/step-")[1:]]
+    named = "The device waits 4.00 ms per step (28.6 % of the step) for the data loader"
+    assert f"new: {named}" in blocks[3]
+    assert "new: The device waits 4.10 ms" in blocks[4]
+    assert "gone: The device waits" in blocks[5]
+    assert not any("data loader" in block for block in blocks[:3])
+
+
+def test_idle_time_of_a_known_cause_is_named_for_the_first_window(tmp_path):
+    loading_window(tmp_path / "jobs", 13, 4000)
+    assert "for the data loader" in " ".join(watch(tmp_path / "jobs", "--once").stdout.split())

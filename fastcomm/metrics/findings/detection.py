@@ -71,8 +71,15 @@ def own_work(measured: Measurements) -> list[Finding]:
 _OF_ANY_RANKS = {pauses.KIND}
 
 
-def identity(kind: str, ranks: Sequence[int]) -> tuple[Any, ...] | None:
-    """Return by what a cause of one run is found in another one; None for a symptom."""
+def identity(
+    kind: str, ranks: Sequence[int], idle_cause: str | None = None
+) -> tuple[Any, ...] | None:
+    """Return by what a cause of one run is found in another one; None for a symptom.
+
+    Idle time of a known cause is a cause of all ranks.
+    """
+    if kind == idle.KIND and idle_cause not in (None, "unknown"):
+        return kind, idle_cause
     if kind in SYMPTOMS:
         return None
     return (kind,) if kind in _OF_ANY_RANKS else (kind, *ranks)
