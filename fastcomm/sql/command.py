@@ -85,12 +85,27 @@ def run(
             elif sys.stdin is not None and sys.stdin.isatty():
                 prompt.converse(answer)
             else:
-                _answer_all(sys.stdin, answer)
+                _answer_all(sys.stdin, answer, _single(shown, files))
         exit_if_skipped(tables.skipped)
 
 
-def _answer_all(lines: TextIO | None, answer: Callable[[str], None]) -> None:
-    """Answer the statements and commands of standard input; an error ends it."""
+def _single(shown: PrintedRows, files: ResultFiles) -> str | None:
+    """Return why only one statement can be answered; None if several can."""
+    if files.output is not None:
+        return "--output: writes the rows of one statement"
+    if files.as_json or shown.format_ == "json":
+        name = "--json" if files.as_json else "--format json"
+        return f"{name}: prints one JSON document; pass one statement"
+    return None
+
+
+def _answer_all(
+    lines: TextIO | None, answer: Callable[[str], None], single: str | None
+) -> None:
+    """Answer the statements and commands of standard input; an error ends it.
+
+    `single` is why there can be only one statement; None if there can be several.
+    """
     from fastcomm.sql import prompt
 
     text = "" if lines is None else lines.read(_MOST_LETTERS + 1)
@@ -98,7 +113,10 @@ def _answer_all(lines: TextIO | None, answer: Callable[[str], None]) -> None:
         raise ConfigError(f"sql: standard input has more than {_MOST_LETTERS} letters")
     if not text.strip():
         raise ConfigError('sql: no query; pass one, as in fastcomm sql PATH "from ranks"')
-    for part in prompt.parts(iter(text.splitlines())):
+    parts = [*prompt.parts(iter(text.splitlines()))]
+    if single and sum(not part.startswith(".") for part in parts) > 1:
+        raise ConfigError(single)
+    for part in parts:
         if not part.startswith("."):
             answer(part)
         elif not prompt.dot_command(part):
@@ -117,8 +135,9 @@ def _answer(
     Warnings are added to `printed`.
     """
     statements = database.statements(text)
-    if files.output is not None and len(statements) > 1:
-        raise ConfigError("--output: writes the rows of one statement")
+    single = _single(shown, files)
+    if single and len(statements) > 1:
+        raise ConfigError(single)
     for statement in statements:
         result = _printed(database, statement, shown, files, printed)
         printed.update(result.warnings)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 
 from fastcomm.result import TableResult
@@ -112,12 +113,45 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column.cast(pa.string())
     if pa.types.is_decimal(kind):
         return _numbers(column)
-    if pa.types.is_list(kind) and _is_plain(kind.value_type):
+    own = kind.value_type if pa.types.is_list(kind) else kind
+    if _is_plain(own) and not pa.types.is_temporal(own):
         return column
-    if _is_plain(kind):
-        return column
-    texts = [None if value is None else _text(value) for value in column.to_pylist()]
+    try:
+        values = column.to_pylist()
+    except (OverflowError, ValueError):  # dates and times that Python does not have
+        values = [_value(item) for item in column]
+    else:
+        if _is_plain(own):
+            return column
+    texts = [None if value is None else _text(value) for value in values]
     return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+def _value(item: pa.Scalar) -> Any:
+    """Return a value of Python; of dates and times that Python does not have, the text."""
+    if not item.is_valid:
+        return None
+    if isinstance(item, pa.MapScalar):
+        return {_text(_value(row[0])): _value(row[1]) for row in item.values}
+    if isinstance(item, pa.ListScalar):
+        return [_value(row) for row in item.values]
+    if isinstance(item, pa.StructScalar):
+        return {name: _value(part) for name, part in item.items()}
+    try:
+        return item.as_py()
+    except (OverflowError, ValueError):
+        return _far(item)
+
+
+def _far(item: pa.Scalar) -> str:
+    """Return a date or time that Python does not have as text, such as "infinity"."""
+    kind, value = item.type, item.value
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        if abs(value) == (1 << (kind.bit_width - 1)) - 1:
+            return "infinity" if value > 0 else "-infinity"
+        text = str(np.datetime64(value, getattr(kind, "unit", "D")))
+        return f"{text}+00:00" if getattr(kind, "tz", None) else text
+    return f"{value} {getattr(kind, 'unit', 'units')}"
 
 
 def _is_plain(kind: pa.DataType) -> bool:

@@ -570,3 +570,32 @@ def test_parts_of_the_input_are_commands_and_statements():
         "c\n.d\n;e",
     ]
     assert set(BY_NAME) == {view.name for view in VIEWS}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("timestamp 'infinity'", "infinity"),
+        ("date '-infinity'", "-infinity"),
+        ("date '290000-01-01'", "290000-01-01"),
+        ("timestamptz '290000-01-01'", "290000-01-01T00:00:00.000000+00:00"),
+        ("[date 'infinity']", "[infinity]"),
+        ("{'at': timestamp 'infinity', 'n': 1}", "{at: infinity, n: 1}"),
+        ("map {'at': timestamp 'infinity'}", "{at: infinity}"),
+        ("timestamp '2026-01-01'", "2026-01-01T00:00:00"),
+    ],
+)
+def test_dates_and_times_that_python_does_not_have_are_text(run, value, text):
+    result = run.sql(f"select {value} as at, 1 as number union all select null, 2")
+    assert {row["at"] for row in result.rows()} == {text, None}
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--format", "json"]])
+@pytest.mark.parametrize("text", ["select 1; select 2", "select 1;\nselect 2;\n"])
+@pytest.mark.parametrize("is_input", [False, True])
+def test_a_json_document_has_the_rows_of_one_statement(folder, options, text, is_input):
+    words = ["sql", str(folder / "run"), *([] if is_input else [text]), *options]
+    result = CliRunner().invoke(main, words, input=text if is_input else None)
+    assert result.exit_code == 2
+    assert "prints one JSON document; pass one statement" in result.stderr
+    assert not result.stdout
