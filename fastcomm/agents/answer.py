@@ -209,7 +209,9 @@ class _Document:
         lines = self._fitting(rows, self._most - _TAIL)
         self._write(f'"rows":{_listed(lines)}')
         self.add("shown", _of(page.offset, len(lines), table.num_rows))
-        if page.ranks is not None and not table.num_rows:
+        if page.ranks is not None and "rank" not in table.column_names:
+            self.add("caution_on_ranks", "no effect: the rows of this table are not of ranks")
+        elif page.ranks is not None and not table.num_rows:
             self.add("none", f"the table has no row of rank {ranges(page.ranks)}")
 
     def _fitting(self, lines: Sequence[str], most: float) -> list[str]:

@@ -700,7 +700,23 @@ class AgentTool:
         if page.table is not None and page.table not in answer.tables:
             tables = ", ".join(answer.tables) or "none"
             raise ConfigError(f"{self.name}: no table {page.table!r}; tables: {tables}")
+        if page.ranks is not None and isinstance(arguments, RunArguments):
+            self._check_ranks(session, arguments, page.ranks)
         return rendered(answer, page)
+
+    def _check_ranks(
+        self, session: AgentSession, arguments: RunArguments, ranks: Sequence[int]
+    ) -> None:
+        """Raise `ConfigError` for ranks that the run does not have."""
+        try:
+            present = session.opened(arguments.choice).ranks
+        except FastcommError:  # no traces: the dumps of a job that hangs
+            return
+        if absent := sorted({*ranks} - {*present}):
+            raise ConfigError(
+                f"{self.name}: ranks: the run has no {named_ranks(absent)}; it has "
+                f"{named_ranks(present)}"
+            )
 
 
 def _schema(kind: type[Any], name: str) -> dict[str, Any]:

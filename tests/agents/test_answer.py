@@ -193,3 +193,24 @@ def test_the_skill_has_front_matter_and_the_method():
         word.strip("`") for word in text.replace(":", " ").replace(",", " ").split()
     }
     assert "list_runs" in instructions()
+
+
+def test_ranks_that_a_run_does_not_have_are_refused_for_every_table(tmp_path):
+    write(Job.of(ranks=4, steps=2, layers=1), tmp_path / "run")
+    session = session_of(tmp_path)
+    for table in (None, "waits"):
+        with pytest.raises(ConfigError, match=r"the run has no rank 999; it has ranks 0-3"):
+            text_of(session, "measure", run="run", ranks="1,999", table=table)
+    document = json.loads(text_of(session, "measure", run="run", ranks="1"))
+    assert document["caution_on_ranks"].startswith("no effect")
+    document = json.loads(text_of(session, "measure", run="run", ranks="1", table="waits"))
+    assert {row[0] for row in document["rows"]} == {1}
+    assert "caution_on_ranks" not in document
+
+
+def test_a_date_that_python_does_not_have_is_text(tmp_path):
+    write(Job.of(ranks=2, steps=2, layers=1), tmp_path / "run")
+    document = json.loads(
+        text_of(session_of(tmp_path), "sql", run="run", query="select timestamp 'infinity' t")
+    )
+    assert document["rows"] == [["infinity"]]
