@@ -1,7 +1,7 @@
 """What changed in a profiled window against the first windows of its run."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fastcomm.comparison.result import (
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.findings.slow_links import KIND as SLOW_LINK
+from fastcomm.metrics.headline import UNEVEN
 from fastcomm.metrics.links import SLOW
 from fastcomm.metrics.result import Metrics
 from fastcomm.watch.windows import ProfiledWindow
@@ -49,6 +50,7 @@ class WindowReport:
     metrics: Metrics
     comparison: Comparison | None  # None for the first window
     slower_links: tuple[SlowerLinks, ...] = ()  # one per parallelism
+    other_sizes: tuple[int, ...] = ()  # ranks of the job in earlier windows, if never as many
     ended: tuple[CauseChange, ...] = ()  # causes that came after the first windows, and went
 
     @property
@@ -59,12 +61,15 @@ class WindowReport:
 
     @property
     def first_causes(self) -> tuple[Finding, ...]:
-        """Causes of the window alone; idle time of a known cause is one."""
+        """Large causes of the window alone; idle time of a known cause is one."""
         return tuple(
             finding
             for finding in self.metrics.findings
-            if not finding.is_symptom
-            or (finding.confidence != "low" and identity_of(finding.to_dict()) is not None)
+            if finding.share >= UNEVEN
+            and (
+                not finding.is_symptom
+                or (finding.confidence != "low" and identity_of(finding.to_dict()) is not None)
+            )
         )
 
     @property
@@ -103,7 +108,7 @@ class RunHistory:
             self.first.append(document)
             return WindowReport(window=window, metrics=metrics, comparison=None)
         typical = _typical(self.first)
-        comparison = compare(typical, document)
+        comparison = _with_large_causes(compare(typical, document))
         if len(self.first) < FIRST:
             self.first.append(document)
         return WindowReport(
@@ -130,6 +135,13 @@ class RunHistory:
             key = identity_of(finding)
             if key is not None and key in changed and changed[key].before_ns is None:
                 self.present[key] = finding
+
+
+def _with_large_causes(comparison: Comparison) -> Comparison:
+    """Leave out causes that cost less than by what ranks of healthy jobs differ."""
+    least = UNEVEN * max(comparison.step.before or 0.0, comparison.step.after or 0.0)
+    large = tuple(one for one in comparison.causes if abs(one.effect_ns) >= least)
+    return replace(comparison, causes=large)
 
 
 def _slower_links(
@@ -194,16 +206,23 @@ def _typical(documents: Sequence[MetricsDocument]) -> MetricsDocument:
 
 @dataclass(slots=True)
 class Watch:
-    """Reports of the windows of all runs in a directory, each once, as they arrive."""
+    """Reports of the windows of all runs in a directory, each once, as they arrive.
 
-    histories: dict[str, RunHistory] = field(default_factory=dict)
+    Windows of one run with other numbers of ranks have histories of their own: their steps and
+    parts are no changes of each other.
+    """
+
+    histories: dict[str, dict[int, RunHistory]] = field(default_factory=dict)
     reported: set[Path] = field(default_factory=set)  # directories of windows
 
     def report(self, window: ProfiledWindow, metrics: Metrics) -> WindowReport:
         """Report a window; see `RunHistory.report`."""
         self.reported.add(window.folder)
-        history = self.histories.setdefault(str(window.folder.parent), RunHistory())
-        return history.report(window, metrics)
+        sizes = self.histories.setdefault(str(window.folder.parent), {})
+        size = metrics.expected_ranks
+        other_sizes = () if size in sizes else tuple(sizes)
+        report = sizes.setdefault(size, RunHistory()).report(window, metrics)
+        return replace(report, other_sizes=other_sizes)
 
     def give_up(self, window: ProfiledWindow, error: FastcommError) -> str:
         """Report a window that cannot be measured; return the sentence."""

@@ -59,20 +59,25 @@ def run(
     --once after the last. Other exit codes: 0 done, 1 error, 2 wrong usage, 3 done, and ranks
     of a window are missing.
     """
+    from fastcomm.trace.run import skipped_lines
     from fastcomm.watch.changes import Watch
     from fastcomm.watch.tables import show
 
     parsed = [Condition.parsed(text) for text in conditions]
     watch, is_whole, holding = Watch(), True, False
+    newest: ProfiledWindow | None = None
     for window in _arriving(directory, watch, watching):
         report = _report(watch, window, metrics)
         if report is None:
             is_whole = False
             continue
         show(report)
+        for rank in skipped_lines(report.metrics.skipped):
+            warn([f"{window.folder}: {rank}"])
         is_whole = is_whole and len(report.metrics.ranks) >= report.metrics.expected_ranks
-        if prometheus is not None:
+        if prometheus is not None and (newest is None or window.is_newer_than(newest)):
             _write_prometheus(report, prometheus)
+            newest = window
         holding = _check(report, parsed) or holding
         if holding and not watching.once:
             break

@@ -36,6 +36,12 @@ def line(report: WindowReport) -> str:
 
 def changes(report: WindowReport) -> Iterator[str]:
     """Yield the markup of what changed; of a first window, its causes of lost time."""
+    if report.other_sizes:
+        before = " and ".join(map(str, report.other_sizes))
+        yield (
+            f"[yellow]note:[/] the job has {report.metrics.expected_ranks} ranks, in earlier "
+            f"windows {before}: it is compared with windows of as many ranks only"
+        )
     if report.comparison is None:
         yield from (escape(finding.text) for finding in report.first_causes[:1])
         return

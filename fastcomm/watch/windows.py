@@ -117,6 +117,12 @@ class ProfiledWindow:
                 times.append(path.stat().st_mtime_ns)
         return min(times, default=0)
 
+    def is_newer_than(self, other: Self) -> bool:
+        """Whether the window ended after another one; of other runs, whether it came later."""
+        if self.folder.parent == other.folder.parent:
+            return (self.step, self.number) > (other.step, other.number)
+        return self.arrival_ns >= other.arrival_ns
+
     def place_of(self, rank: int) -> Path:
         """Return where the partial result of a rank belongs. Raises OSError."""
         self.partials_folder.mkdir(parents=True, exist_ok=True)

@@ -266,3 +266,61 @@ def test_idle_time_of_a_known_cause_comes_and_goes_like_other_causes(tmp_path):
 def test_idle_time_of_a_known_cause_is_named_for_the_first_window(tmp_path):
     loading_window(tmp_path / "jobs", 13, 4000)
     assert "for the data loader" in " ".join(watch(tmp_path / "jobs", "--once").stdout.split())
+
+
+def test_an_older_window_never_replaces_the_numbers_of_a_newer_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_POLL_S", 0.05)
+    path, jobs = tmp_path / "job.prom", tmp_path / "jobs"
+    write_window(JOB, jobs / "run" / "step-002013")
+    late = write_window(SLOW, tmp_path / "late" / "run" / "step-001513")
+
+    def arrive():
+        until = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        late.folder.rename(jobs / "run" / "step-001513")
+
+    writer = threading.Thread(target=arrive)
+    writer.start()
+    result = watch(jobs, "--idle", "4", "--prometheus", str(path))
+    writer.join()
+    assert result.stdout.index("step-002013") < result.stdout.index("step-001513")
+    assert 'fastcomm_window_steps{run="run"} 2013.0' in path.read_text()
+    write_window(JOB, jobs / "a newer run" / "step-000013")
+    assert watch(jobs, "--once", "--prometheus", str(path)).exit_code == 0
+    assert 'fastcomm_window_steps{run="a newer run"} 13.0' in path.read_text()
+
+
+def test_a_damaged_rank_of_a_window_is_named(tmp_path):
+    window = write_window(JOB, tmp_path / "run" / "step-000013")
+    whole = window.place_of(3).read_bytes()
+    window.place_of(3).write_bytes(whole[: len(whole) // 2])
+    result = watch(tmp_path, "--once")
+    assert result.exit_code == 3
+    assert "3 of 4 ranks" in result.stdout
+    text = " ".join(result.stderr.split())
+    assert "rank 3: " in text
+    assert "rank3.arrow: damaged" in text
+
+
+def test_windows_of_another_number_of_ranks_are_compared_among_themselves(tmp_path):
+    half = dataclasses.replace(JOB, ranks=2, dp=1, ep=1)
+    *_, two, again, four = lines_of(tmp_path, JOB, JOB, half, half, JOB)
+    assert "2 ranks" in two
+    assert "note: the job has 2 ranks, in earlier windows 4: it is compared" in two
+    assert "since the first windows" not in two
+    assert "(+0.0 % since the first windows)" in again
+    assert "(+0.0 % since the first windows)" in four
+    assert "longer:" not in two + again + four
+    assert "note:" not in again + four
+
+
+@pytest.mark.parametrize(("slowdown", "is_named"), [(4, False), (40, True)])
+def test_a_cause_that_costs_as_little_as_ranks_differ_is_not_named(
+    tmp_path, slowdown, is_named
+):
+    late = dataclasses.replace(JOB, straggler=2, slowdown=slowdown)
+    first, *_ = lines_of(tmp_path / "first", late)
+    *_, later = lines_of(tmp_path / "later", JOB, JOB, late)
+    assert ("Rank 2 is a straggler" in first) == is_named
+    assert ("new: Rank 2 is a straggler" in later) == is_named
