@@ -5,7 +5,7 @@ The command line, the docstrings of functions that take the options, and the pag
 and commands are made from them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache, wraps
@@ -280,7 +280,12 @@ def build(kind: Callable[..., O], values: Mapping[str, Any], where: str) -> O:
         If a name is no field of the dataclass, or a value is invalid.
 
     """
-    names = list(signature(kind).parameters)
+    check_names(values, list(signature(kind).parameters), where)
+    return kind(**values)
+
+
+def check_names(values: Iterable[str], names: Sequence[str], where: str) -> None:
+    """Raise `ConfigError` for a name of `values` that is none of the options."""
     for name in values:
         if name not in names:
             matches = get_close_matches(name, names, n=1)
@@ -288,7 +293,6 @@ def build(kind: Callable[..., O], values: Mapping[str, Any], where: str) -> O:
             raise ConfigError(
                 f"{where}: unknown option {name!r}; {hint}Options: {', '.join(names)}"
             )
-    return kind(**values)
 
 
 def shows(kind: Callable[..., object]) -> Callable[[F], F]:

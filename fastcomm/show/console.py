@@ -168,6 +168,7 @@ _GAP = 2
 _FULL_NAME = 44  # minimum width of names before headings are broken
 _LEAST_NAME = 24  # minimum width of names before columns are left out
 _LEAST_TEXT = 16
+_NARROWEST = 8  # of names and sentences, before columns of sentences are left out
 _DOTS = "…"
 _PARENTHESES = {"<": ">", "(": ")"}
 
@@ -248,6 +249,11 @@ class _Column:
         return max(self.content, *map(cell_len, _heading_parts(self.heading)), 0)
 
     @property
+    def has_heading(self) -> bool:
+        """Whether the chosen width has room for each word of the heading."""
+        return self.width >= max(map(cell_len, _heading_parts(self.heading)), default=0)
+
+    @property
     def is_flexible(self) -> bool:
         """Whether its entries can be shortened: names and sentences."""
         return self.is_text or self.place == 0
@@ -295,8 +301,12 @@ def _fit(columns: Sequence[_Column], drop: Sequence[str], width: int) -> list[_C
             return shown
         others = [column for column in shown[1:] if not column.is_text]
         if len(others) <= 1 and all(column.heading for column in others):
-            _shorten(shown, width, 1, 1)
-            return shown
+            texts = [column for column in shown[1:] if column.is_text]
+            fits = _shorten(shown, width, _NARROWEST, _NARROWEST)
+            if (fits and all(column.has_heading for column in shown)) or len(texts) <= 1:
+                _shorten(shown, width, 1, 1)
+                return shown
+            others = texts
         shown.remove(_first_to_drop(others, drop))
 
 

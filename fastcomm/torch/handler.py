@@ -24,10 +24,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, FastcommError
+
+if TYPE_CHECKING:
+    from fastcomm.metrics.options import MetricsOptions
+    from fastcomm.options import ReadOptions
 
 Keep = Literal["trace", "partial", "store"]
 KEEPS = ("trace", "partial", "store")
@@ -111,7 +116,8 @@ class _Process:
                 self.run = self.run or shared_run_name(recording.world_size)
                 _write(replace(recording, run=self.run))
             except Exception as error:  # nothing may disturb the training
-                self.warn(f"rank {recording.rank}: a window is not whole", error)
+                if not recording.error:  # else the warning on its export is there
+                    self.warn(f"rank {recording.rank}: a window is not whole", error)
 
     def end(self, timeout_s: float) -> None:
         """Wait until all recordings are written, at most for some seconds."""
@@ -240,10 +246,6 @@ def trace_handler(
 
 def _check(keep: str, timeout_s: object, options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for invalid arguments of `trace_handler`."""
-    from fastcomm.metrics.options import MetricsOptions
-    from fastcomm.option_fields import build, field_infos
-    from fastcomm.options import ReadOptions
-
     if keep not in KEEPS:
         raise ConfigError(
             f"trace_handler: keep {keep!r}: expected one of {', '.join(map(repr, KEEPS))}"
@@ -252,14 +254,48 @@ def _check(keep: str, timeout_s: object, options: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"trace_handler: timeout_s {timeout_s!r}: expected seconds, 0 or more"
         )
-    own = {name: value for name, value in options.items() if name in field_infos(ReadOptions)}
-    build(ReadOptions, own, "trace_handler")
-    others = {name: value for name, value in options.items() if name not in own}
-    build(MetricsOptions, others, "trace_handler")
+    _check_options(options)
     try:
         json.dumps(options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"trace_handler: options: {error}; pass texts and numbers") from error
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for options that are unknown, invalid, or name what is not there."""
+    from fastcomm.metrics.options import MetricsOptions
+    from fastcomm.option_fields import build, check_names, field_infos
+    from fastcomm.options import ReadOptions
+
+    names = [*signature(ReadOptions).parameters, *signature(MetricsOptions).parameters]
+    check_names(options, names, "trace_handler")
+    own = {name: value for name, value in options.items() if name in field_infos(ReadOptions)}
+    others = {name: value for name, value in options.items() if name not in own}
+    reading = build(ReadOptions, own, "trace_handler")
+    measured = build(MetricsOptions, others, "trace_handler")
+    try:
+        _check_names_of_files(reading, measured)
+    except (FastcommError, OSError) as error:
+        raise ConfigError(f"trace_handler: {error}") from error
+
+
+def _check_names_of_files(reading: "ReadOptions", measured: "MetricsOptions") -> None:
+    """Raise `FastcommError` or OSError for a configuration, cluster or GPU that is not there.
+
+    Without them, nothing is imported: training waits.
+    """
+    if reading.config is not None or reading.order is not None:
+        from fastcomm.formats.config import Config
+
+        Config.of(reading)
+    if measured.cluster is not None:
+        from fastcomm.hardware.clusters import load_node
+
+        load_node(measured.cluster)
+    if measured.gpu is not None:
+        from fastcomm.hardware.gpus import roof_of
+
+        roof_of(None, measured.gpu)
 
 
 def ranks_of_job() -> tuple[int, int]:

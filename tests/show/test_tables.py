@@ -79,3 +79,16 @@ def test_columns_that_are_unknown_in_all_rows_are_left_out():
     table = ResultTable(name="t", caption="", columns=COLUMNS, rows=ROWS[1:])
     labels = [column.label for column in table.without_unknown().columns]
     assert labels == ["kernel", "share", "rank", "from"]
+
+
+def test_many_columns_of_sentences_are_left_out_before_headings_break_into_letters():
+    out = StringIO()
+    names = [f"heading_{number}" for number in range(12)]
+    table = console.table("first", *names, texts=names)
+    table.add_row("one", *["some longer text of a cell"] * 12)
+    Console(file=out, width=80, no_color=True).print(table)
+    lines = out.getvalue().splitlines()
+    assert "heading_0" in lines[0]
+    assert not any(line.strip() in set("heading_") for line in lines)
+    assert "not shown: " in out.getvalue()
+    assert "heading_11 (--wide shows them)" in " ".join(out.getvalue().split())
