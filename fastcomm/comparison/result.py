@@ -246,9 +246,10 @@ def _cost(finding: Object) -> float:
 
 def _idle_growth(cause: str | None, *runs: Object) -> Iterator[float]:
     """Yield by how much idle time of a cause grew between two runs, in ns, if known."""
-    shares = [(run.get("idle") or {}).get(cause) for run in runs] if cause else []
-    if shares and None not in shares:
-        old, new = (share * _mean_step(run) for share, run in zip(shares, runs, strict=True))
+    own = [((run.get("idle") or {}).get(cause), _mean_step(run)) for run in runs if cause]
+    times = [share * step for share, step in own if share is not None]
+    if own and len(times) == len(own):
+        old, new = times
         yield new - old
 
 
