@@ -30,7 +30,7 @@ from fastcomm.formats.communication import COLLECTIVE_LIBRARIES, Collectives
 from fastcomm.formats.kernel_names import Named
 from fastcomm.trace.columns import alike
 from fastcomm.trace.events import Events
-from fastcomm.trace.host_names import DTENSOR_PREFIX
+from fastcomm.trace.host_names import COLLECTIVE_CALL, DISTRIBUTED_OPERATOR, DTENSOR_PREFIX
 from fastcomm.trace.parallelisms import TAG
 from fastcomm.trace.rank_grid import Grid
 from fastcomm.trace.schema import OP, OPS, TAG_SOURCES, numbers
@@ -45,7 +45,7 @@ from fastcomm.trace.tags import (
     TagRules,
     tag_group,
 )
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Ints
 
 _PLAIN_OPS = numbers(["AllReduce", "Broadcast", "AllGather", "ReduceScatter"])
 _NEUTRAL = numbers(["Barrier", "OTHER"])
@@ -65,6 +65,7 @@ _INFERENCE = re.compile(
     r"(?i:vllm|sglang|tensorrt_llm|trtllm|paged_?attention|paged_?kv|reshape_and_cache"
     r"|flashinfer|splitkv|prefill|decode|generate\b)"
 )
+_CALL = re.compile(rf"{DISTRIBUTED_OPERATOR}|^{COLLECTIVE_CALL}$")
 SOURCE = {name: number for number, name in enumerate(TAG_SOURCES)}
 _NO_TAG = Tagged(tag="OTHER", source="none")
 _PLAIN = Tagged(tag="DP", source="heuristic")
@@ -98,7 +99,17 @@ def is_plain(
 
 def has_wrapper(events: Events) -> bool:
     """Return whether annotations of a rank name a wrapper for data parallelism."""
-    return _any(_WRAPPERS, _names(events, events.rows("annotation")))
+    return _any(_WRAPPERS, _names(events, _marks(events)))
+
+
+def _marks(events: Events) -> Ints:
+    """Return the rows of annotations without those of calls of torch.distributed.
+
+    The user names calls with `torch.distributed.record_comm`, as those of any wrapper, say.
+    """
+    marks = events.rows("annotation")
+    calls = events.rows_named(lambda name: _CALL.match(name) is not None, "cpu_op")
+    return marks[events.enclosing(calls, marks) == NONE]
 
 
 def _looks_like_training(signs: "_Signs", collectives: Collectives, iterations: int) -> bool:
@@ -169,7 +180,7 @@ class _Signs:
         """
         is_compute = events.of_kind("kernel", "host_work")
         is_compute[collectives.row] = False
-        marks = _names(events, events.rows("annotation"))
+        marks = _names(events, _marks(events))
         kernels = _names(events, np.flatnonzero(is_compute))
         names = [*marks, *kernels]
         return cls(
@@ -344,7 +355,8 @@ def _tag_unit(unit: _Unit, rules: TagRules, iterations: int) -> None:
 def _tag_by_operation(unit: _Unit, is_wrapped: bool) -> None:
     """Tag each operation of a unit: messages PP, exchanges EP, and sums and gathers DP.
 
-    The last only if a wrapper for data parallelism marks the run (`is_wrapped`).
+    The last only if a wrapper for data parallelism marks the run (`is_wrapped`); else their
+    parallelism is unknown, whatever else the unit does.
     """
     tags = {"SendRecv": "PP", "AllToAll": "EP"}
     if is_wrapped:
@@ -352,7 +364,8 @@ def _tag_by_operation(unit: _Unit, is_wrapped: bool) -> None:
     unit.by_op = {
         op: Tagged(tag=tags[OPS[op]], source="heuristic") for op in unit.ops if OPS[op] in tags
     }
-    if len({tagged.tag for tagged in unit.by_op.values()}) == 1:
+    is_told = set(unit.ops) <= {*unit.by_op, *_NEUTRAL}
+    if is_told and len({tagged.tag for tagged in unit.by_op.values()}) == 1:
         unit.whole = next(iter(unit.by_op.values()))
 
 

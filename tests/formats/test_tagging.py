@@ -159,6 +159,17 @@ def test_annotations_of_ddp_or_fsdp_resolve_equal_all_reduces(run):
     assert tags(found) == {("default_pg", "DP", "heuristic")}
 
 
+@pytest.mark.parametrize("call", ["c10d::allreduce_", "record_param_comms"])
+@pytest.mark.parametrize("title", ["FSDP::sums", "DDP sums", "Optimizer.step", "backward"])
+def test_names_of_calls_by_the_user_are_no_sign_of_training(run, call, title):
+    events = OTHERS["as many equal sums as layers have"]
+    if not title.startswith(("FSDP", "DDP")):
+        events = OTHERS["layers in every step, and no sign of training"]
+    issued = k.event(call, "cpu_op", 4, 20, pid=100, tid=1)
+    named = run(issued, k.mark(title, 5, 10), *events)
+    assert {row["tag"] for row in named["groups"]} == {"OTHER"}
+
+
 def test_sizes_that_contradict_described_groups_are_named_in_a_warning(run):
     said = {"Process_Group_Description": "TENSOR_MODEL_PARALLEL_GROUP"}
     said["Process_Group_Ranks"] = "[0, 1]"

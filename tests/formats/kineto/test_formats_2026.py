@@ -1,5 +1,6 @@
 """Test the formats of 2026: values that were computed from the files without fastcomm."""
 
+import gzip
 from collections import Counter
 
 import pytest
@@ -152,3 +153,19 @@ def test_messages_with_names_of_users_are_messages():
         assert ops == {"AllReduce": 6, "AllGather": 6, "SendRecv": 6}
     said = invoke("kernels", DATA / "gloo_names" / "with", "--full-names").output
     assert "gloo:send pp fwd act 0->1" in said
+
+
+@pytest.mark.parametrize("title", [None, "DDP grads", "FSDP::all_gather (0)", "allreduce tp"])
+def test_names_of_users_change_no_parallelism(tmp_path, title):
+    """Messages are between stages; of sums and gathers of all ranks nothing is known."""
+    folder = DATA / "gloo_names" / ("without" if title is None else "with")
+    for path in folder.iterdir():
+        text = gzip.decompress(path.read_bytes()).decode()
+        for name in ("grad sync (layers.0)", "FSDP::all_gather (layers.1)"):
+            text = text.replace(name, title or name)
+        (tmp_path / path.stem).write_text(text)
+    metrics = fastcomm.open(tmp_path).metrics().to_dict()
+    assert {(row["tag"], row["events"]) for row in metrics["groups"]} == {
+        ("PP", 6), ("OTHER", 12),
+    }  # fmt: skip
+    assert "unknown parallelism" in invoke("metrics", tmp_path).output.split("compute")[0]
