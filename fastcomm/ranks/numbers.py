@@ -23,6 +23,11 @@ from fastcomm.ranks.sequences import (
 from fastcomm.trace.columns import block_starts
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 
+_MOVED = 4  # places
+_LEAST = 3  # calls in common
+_BETTER = 4  # times
+_NOISE_NS = 5_000  # ends of one collective differ by about this much
+
 
 class NumberedCalls(Protocol):
     """Columns of `matching.CollectiveCalls`."""
@@ -118,22 +123,82 @@ def _verdict(calls: NumberedCalls, instance: Ints, reference: Ints, own: Ints) -
     steps = calls.step[reference[both_own]], calls.step[own[common]]
     is_known = (steps[0] != NULL) & (steps[1] != NULL)
     unlike = int((steps[0] != steps[1])[is_known].sum())
-    differs = 2 * unlike > len(both)
-    is_far = abs(ahead) > NEAR_CLOCKS_NS
-    # Numbers that are one off differ in the steps of the first or last collective of each.
-    if not unlike and (not is_far or int(spread_of(late - ahead)) <= SURE_NS):
+    if not unlike and np.abs(late - ahead).max() <= SURE_NS:
         return "right"
+    is_far, spread = abs(ahead) > NEAR_CLOCKS_NS, int(spread_of(late - ahead))
     items, others = _items(calls, reference, own)
     place = np.full(len(own), NONE, np.int64)
     place[common] = both_own
-    if clearer_places(items, others, place):
+    if _is_moved(items, others, place):
         return "wrong"
-    if not differs or not is_far:
+    # Numbers that are one off differ in the steps of the first or last collective of each.
+    if not unlike and (not is_far or spread <= SURE_NS):
         return "right"
-    by_step = places_by_step(items, others)
-    if by_step is None or are_clearer(items, others, by_step, place):
+    differs = is_far and 2 * unlike > len(both)
+    return _verdict_by_ends(items, others, place, differs=differs)
+
+
+def _verdict_by_ends(items: Items, own: Items, place: Ints, *, differs: bool) -> str:
+    """Return "wrong", "unclear" or "right" for places by numbers, by the ends of calls.
+
+    `differs` is whether both steps and clocks contradict them.
+    """
+    if clearer_places(items, own, place):
+        return "wrong"
+    by_step = places_by_step(items, own) if differs else None
+    if by_step is None or are_clearer(items, own, by_step, place):
         return "right"
     return "unclear"
+
+
+def _is_moved(items: Items, own: Items, place: Ints) -> bool:
+    """Return whether calls fit better a few places from where their numbers say.
+
+    Some count from 0, others from 1. Either ends agree clearly better there, or steps do, and
+    clocks, and ends not worse.
+    """
+    here = _fit(items, own, place)
+    for by in (*range(-_MOVED, 0), *range(1, _MOVED + 1)):
+        rows = np.flatnonzero(place != NONE)
+        rows = rows[(place[rows] + by >= 0) & (place[rows] + by < len(items.code))]
+        other = np.full_like(place, NONE)
+        other[rows] = place[rows] + by
+        if len(rows) < _LEAST or (items.code[other[rows]] != own.code[rows]).any():
+            continue
+        there = _fit(items, own, other)
+        if _BETTER * there.ahead > here.ahead:
+            continue
+        is_in_step = _BETTER * there.unequal_steps < here.unequal_steps
+        is_closer = there.worst <= SURE_NS and _BETTER * _above_noise(there.worst) <= here.worst
+        is_in_step &= there.spread <= _above_noise(here.spread)
+        if is_in_step or is_closer or are_clearer(items, own, place, other):
+            return True
+    return False
+
+
+def _above_noise(ns: int) -> int:
+    return max(ns, _NOISE_NS)
+
+
+class _Fit(NamedTuple):
+    """How well the calls of two ranks fit."""
+
+    ahead: int  # absolute difference of the clocks, ns
+    spread: int  # usual deviation of ends from that, ns
+    worst: int  # largest deviation, ns
+    unequal_steps: int  # number of calls
+
+
+def _fit(items: Items, own: Items, place: Ints) -> _Fit:
+    """Return how well calls fit at these places."""
+    rows = np.flatnonzero(place != NONE)
+    late = own.stop[rows] - items.stop[place[rows]]
+    steps = own.step[rows], items.step[place[rows]]
+    is_known = (steps[0] != NULL) & (steps[1] != NULL)
+    ahead = int(np.median(late))
+    unequal = int((steps[0] != steps[1])[is_known].sum())
+    apart = np.abs(late - ahead)
+    return _Fit(abs(ahead), int(spread_of(apart)), int(apart.max()), unequal)
 
 
 def _items(calls: NumberedCalls, reference: Ints, own: Ints) -> tuple[Items, Items]:

@@ -74,3 +74,32 @@ def test_right_numbers_are_right_whatever_steps_say(jitter, ahead, anew):
     found = [members for members in pairs(row, match(own)) if len(members) > 1]
     assert all(one == other for one, other in found)
     assert len(found) == 4 * PER_STEP
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("by", [1, -1, 2])
+@pytest.mark.parametrize("gap_ns", [0, 3_000_000])
+def test_a_rank_that_counts_from_another_number_is_matched_by_steps_and_ends(known, by, gap_ns):
+    row, own = calls(0, 0, first=(40, 40 + by), steps=(4, 4), known=True)
+    own = changed(own, stop=own.stop + own.step * gap_ns)
+    if not known:
+        own = changed(own, step=np.full_like(own.step, NULL))
+    found = [members for members in pairs(row, match(own)) if len(members) > 1]
+    if known or gap_ns:
+        assert all(one == other for one, other in found)
+        assert len(found) == 6 * PER_STEP
+
+
+@pytest.mark.parametrize("ahead", [0, 1_000_000, 824_000, 10**9])
+def test_one_call_at_a_boundary_of_steps_disproves_no_number(ahead):
+    row, own = calls(0, ahead, first=(40, 40), steps=(4, 4))
+    step = own.step.copy()
+    step[6 * PER_STEP :: PER_STEP] -= 1  # the first of each step began before its mark
+    matches = match(changed(own, step=step))
+    found = [members for members in pairs(row, matches) if len(members) > 1]
+    assert all(one == other for one, other in found)
+    assert len(found) == 6 * PER_STEP
+
+
+def changed(calls, **columns):
+    return CollectiveCalls(**{n: getattr(calls, n) for n in calls.__slots__} | columns)
