@@ -119,8 +119,11 @@ def _limit(parts: Mapping[str, float]) -> str:
 
 
 def _uneven(run: RunSummary) -> str | None:
-    """Return a sentence on a rank that computes much longer than the median, or None."""
-    grid = HeatArrays.of(run.iterations)
+    """Return a sentence on a rank that computes much longer than the median, or None.
+
+    Ranks are compared in the steps that all of them have.
+    """
+    grid = HeatArrays.of(run.iterations).common("compute_ns")
     means, step = grid.mean_by_rank("compute_ns"), run.iteration.mean_ns
     if len(means) < 2 or np.isnan(means).any() or not step:  # noqa: PLR2004 - nothing to compare
         return None

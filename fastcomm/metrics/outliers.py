@@ -92,6 +92,15 @@ class HeatArrays:
         """
         return _known_mean(self.values[name], axis=1)
 
+    def common(self, name: str) -> "HeatArrays":
+        """Return the iterations in which a measure of all ranks is known.
+
+        `name` is a key of `MEASURES`.
+        """
+        is_common = (self.values[name] != NULL).all(axis=0)
+        values = {key: column[:, is_common] for key, column in self.values.items()}
+        return HeatArrays(self.ranks, self.iterations[is_common], values)
+
     def middle(self, name: str, rows: Ints) -> NDArray[np.float64]:
         """Return the median of a measure over some ranks, in ns per iteration; NaN if unknown.
 

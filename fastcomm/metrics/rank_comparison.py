@@ -483,8 +483,8 @@ def _note(counts: MatchCounts, ungrouped_: Ungrouped) -> str | None:
     elif counts.unshared and not (counts.refused or counts.unlike):
         notes.append(
             f"{counted(counts.unshared, 'event')} of {counts.events} not matched across ranks: "
-            "other ranks did not record the operations, as in other steps. Waits and transfers "
-            "are those of matched events alone."
+            "other ranks did not record the operations, as in other steps or runs. Waits and "
+            "transfers are those of matched events alone."
         )
     if counts.alone:
         notes.append(
