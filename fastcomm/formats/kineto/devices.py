@@ -6,10 +6,13 @@ put a label before the numbers of processes, such as "[TP01] 0", or change the n
 may have equal numbers then.
 """
 
+import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from fastcomm.errors import TraceFileError
 from fastcomm.formats.kineto.chrome import Scanned, Selection
 from fastcomm.formats.sources import CHANGED, busy, is_for_others, unused
+from fastcomm.formats.stream import BLOCK, blocks
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.json_events import TEXT_LANE
@@ -27,7 +31,12 @@ from fastcomm_kernels.json_events import TEXT_LANE
 DEVICE_EVENTS = ("kernel", "memcpy", "memset", "gpu_annotation", "host_work", "host_node")
 _COPIES = [KIND["memcpy"], KIND["memset"]]
 _ON_DEVICE = np.isin(KINDS, DEVICE_EVENTS)  # by kind
-_LABEL = re.compile(r"(?:\[[^\]]{1,80}\]|(?i:rank)[ _-]?[0-9]{1,7})(?= )")
+_LABEL = re.compile(r"(?:\[[^\]]{1,80}\]|(?i:rank)[ _:=#-]?[0-9]{1,7}:?)(?= )")
+# Rows of metadata that describe a process, and what names its rank in them.
+_DESCRIBED = re.compile(rb'"process_(?:name|labels)"')
+_RANK = re.compile(r"(?i)(?<!local[ _-])rank[ _:=#-]{0,2}([0-9]{1,7})(?![0-9.])")
+_LONGEST_ROW = 4096  # bytes
+_MOST_ROWS = 1 << 16
 _DIGITS = re.compile(r"[0-9]{1,7}")
 # A process launched a device's work if it began the calls of so many kernels before these.
 _LAUNCHED = 0.9
@@ -240,16 +249,19 @@ def _have_calls(columns: Mapping[str, NDArray[Any]], calls: Ints, rows: Ints) ->
     return flags
 
 
-def ranks_of(devices: Sequence[ProcessDevice]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def ranks_of(
+    devices: Sequence[ProcessDevice], path: Path
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the rank of each device that is one, and warnings.
 
-    Labels in which one number differs, such as "[TP01-PP00]", state ranks; others are numbered
-    in order.
+    Labels in which one number differs, such as "[TP01-PP00]", state ranks, and metadata of the
+    file `path` that describe processes as "rank 3"; others are numbered in order.
     """
     others = _unused(devices)
     devices = [device for device in devices if device.is_rank]
     names = ", ".join(map(str, devices))
     ranks = _stated_ranks([device.label for device in devices])
+    ranks = ranks or _described_ranks(devices, _descriptions(path))
     if ranks:
         text = f"ranks {', '.join(map(str, ranks))} of a job are in one file: {names}"
     else:
@@ -278,6 +290,69 @@ def _stated_ranks(labels: Sequence[str]) -> tuple[int, ...]:
     is_one = len({*map(len, digits)}) == 1 and len(columns) == 1
     ranks = columns.pop() if is_one else ()
     return ranks if len(set(ranks)) == len(labels) else ()
+
+
+def _described_ranks(
+    devices: Sequence[ProcessDevice], described: Mapping[str, set[int]]
+) -> tuple[int, ...]:
+    """Return the ranks of devices by those of their processes; empty if any is unclear."""
+    ranks = []
+    for device in devices:
+        own = set[int]()
+        for process in (*device.hosts, device.process):
+            own |= described.get(process, set()) | _ranks_in(process)
+        if len(own) != 1:
+            return ()
+        ranks += own
+    return tuple(ranks) if len(set(ranks)) == len(ranks) else ()
+
+
+def _ranks_in(text: object) -> set[int]:
+    """Return the rank that a text names, if it does."""
+    match = _RANK.search(text) if isinstance(text, str) else None
+    return {int(match[1])} if match else set()
+
+
+def _descriptions(path: Path) -> dict[str, set[int]]:
+    """Return the ranks that metadata of a file name, by process.
+
+    What cannot be read names none: reading a rank of the file reports the error.
+    """
+    ranks: dict[str, set[int]] = {}
+    with suppress(TraceFileError):
+        for row in islice(_described_rows(path), _MOST_ROWS):
+            args = row.get("args")
+            for value in args.values() if isinstance(args, dict) else ():
+                if own := _ranks_in(value):
+                    ranks.setdefault(str(row.get("pid")), set()).update(own)
+    return ranks
+
+
+def _described_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of metadata that describe processes; empty ones are not whole."""
+    before = b""
+    for block in blocks(path, BLOCK):
+        text = before + block
+        for match in _DESCRIBED.finditer(text, len(before) // 2):
+            yield _row_around(text, match.start())
+        before = text[-2 * _LONGEST_ROW :]
+
+
+def _row_around(text: bytes, at: int) -> dict[str, Any]:
+    """Return the row of metadata around a position of a text; empty if it is not whole."""
+    begin = at
+    for _ in range(3):
+        begin = text.rfind(b"{", max(0, at - _LONGEST_ROW), begin)
+        if begin < 0:
+            break
+        part = text[begin : begin + _LONGEST_ROW].decode(errors="replace")
+        try:
+            row = json.JSONDecoder().raw_decode(part)[0]
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and row.get("ph") == "M":
+            return row
+    return {}
 
 
 def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:

@@ -339,7 +339,7 @@ def _alone(path: Path, config: Config) -> RankSources:
 
 def _of_devices(path: Path, devices: Sequence[ProcessDevice], config: Config) -> RankSources:
     """Return a rank for each device of a file that is one."""
-    ranks, warnings = ranks_of(devices)
+    ranks, warnings = ranks_of(devices, path)
     devices = [device for device in devices if device.is_rank]
     world = max(len(devices), max(ranks) + 1, _stated_world(path, devices))
     reading = config.reading(world, ranks)

@@ -6,10 +6,12 @@ The truth is the command on files of one device each, which the tests cut out of
 import gzip
 import json
 
+import pyarrow.compute as pc
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
 
+import fastcomm
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
 
@@ -290,6 +292,47 @@ def test_a_file_of_labeled_ranks_has_their_numbers(ranks, tmp_path, label):
     for name in ("iteration", "breakdown", "overlap"):
         assert found[name] == expected[name]
     assert "guess" not in "".join(found["warnings"])
+
+
+@pytest.mark.parametrize("row", ["process_name", "process_labels"])
+@pytest.mark.parametrize("text", ["rank {}", "python (global rank: {})", "Rank_{} train.py"])
+def test_ranks_that_metadata_name_are_those_of_a_file(tmp_path, row, text):
+    events = []
+    for process, rank in ((71, 1), (72, 0)):  # rank 1 is the first
+        label = {"name": text.format(rank), "labels": text.format(rank)}
+        about = {"ph": "M", "name": row, "pid": process, "tid": 0, "ts": 0, "args": label}
+        if rank:
+            about = {"args": about.pop("args"), **about}
+        events.append(about)
+        events += [
+            k.mark("ProfilerStep#1", 0, 1000) | {"pid": process},
+            k.launch(10, process) | {"pid": process},
+            k.kernel("gemm", 20, 100 + 500 * rank, device=process - 71, correlation=process)
+            | {"pid": process - 71},
+        ]
+    path = k.write(tmp_path / "merged.json", events)
+    found, run = measured(path), fastcomm.open(path)
+    assert found["ranks"] == [0, 1]
+    for rank in (0, 1):
+        (time,) = run.read(rank).events.filter(pc.field("name") == "gemm").to_pylist()
+        assert time["stop"] - time["start"] == 1000 * (100 + 500 * rank)
+    assert "guess" not in "".join(found["warnings"])
+
+
+@pytest.mark.parametrize("text", ["local rank {}", "python {}", "rank 1"])
+def test_metadata_that_name_no_rank_for_each_process_decide_nothing(tmp_path, text):
+    events = []
+    for process in (71, 72):
+        about = {"name": text.format(72 - process)}
+        events += [
+            {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": about},
+            k.launch(10, process) | {"pid": process},
+            k.kernel("gemm", 20, 100, device=process - 71, correlation=process)
+            | {"pid": process - 71},
+        ]
+    found = measured(k.write(tmp_path / "merged.json", events))
+    assert found["ranks"] == [0, 1]
+    assert "the ranks are a guess" in "".join(found["warnings"])
 
 
 @pytest.mark.parametrize("with_calls", [False, True])
