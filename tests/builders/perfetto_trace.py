@@ -121,14 +121,14 @@ def interned(**kinds):
     )
 
 
-def a_rank(rank=0, world=2):
+def a_rank(rank=0, world=2, gpu=0, tracks=0, process=77):
     """A trace of PyTorch: two steps of an operator, two kernels, a copy and a collective."""
     writer = Writer()
     writer.start()
-    writer.process(1, 77)
-    writer.thread(2, 1, 77, 78)
-    writer.process(3, 0, "GPU 0")
-    writer.thread(4, 3, 0, 7, "stream 7")
+    writer.process(tracks + 1, process)
+    writer.thread(tracks + 2, tracks + 1, process, process + 1)
+    writer.process(tracks + 3, gpu, f"GPU {gpu}")
+    writer.thread(tracks + 4, tracks + 3, gpu, 7, "stream 7")
     writer.interned(
         categories={1: "user_annotation", 2: "cpu_op", 3: "cuda_runtime"},
         names={
@@ -156,7 +156,7 @@ def a_rank(rank=0, world=2):
         "Comms Id": -5,
     }
     base, slices, stages = 10**18 + 1000, [], []
-    common = {"device id": "0", "context id": "1"}
+    common = {"device id": str(gpu), "context id": "1"}
     for step in range(2):
         at = base + 1_000_000 * step
         number = 10 * step
@@ -176,11 +176,11 @@ def a_rank(rank=0, world=2):
             ),
         ]
     for begin, _, name, category, args in slices:
-        writer.begin(begin, 2, name, category, args)
+        writer.begin(begin, tracks + 2, name, category, args)
     for _, stop, *_ in slices:
-        writer.end(stop, 2)
+        writer.end(stop, tracks + 2)
     for time, length, name, stage, queue, extra in stages:
         texts = {key: str(value) for key, value in (common | extra).items()}
-        writer.stage(time, length, name, stage, queue, extra=texts)
+        writer.stage(time, length, name, stage, queue, gpu=gpu, extra=texts)
     writer.packet((52, message((4, 1), (2, message((1, 0), (2, 5))))), time=base)
     return writer.text()

@@ -72,6 +72,8 @@ class Encoding:
     # Categories that are not understood; and those of them whose events look like device work.
     unknown_categories: Callable[[Path], Sequence[str]]
     work_categories: Callable[[Path], Sequence[tuple[str, int]]]
+    # What to do with a file that has the work of several devices.
+    apart: str = "Each is a rank of its own if you give fastcomm this file alone"
     # Warnings about absolute times; None: those of `events_of`.
     clock_notes: Callable[[str | None], list[str]] | None = None
 
@@ -136,7 +138,7 @@ def read(
         )
         missing, notes = (key,), [*notes, reason]
     elif content.devices:
-        missing, notes = ("devices",), [*notes, _several(content.devices, encoding)]
+        missing, notes = ("devices",), [*notes, _several(content.devices, encoding.apart)]
     elif merged := _merged(events):
         missing, notes = ("devices",), [*notes, merged]
     elif content.unknown.events:
@@ -223,7 +225,7 @@ def _selection(options: TraceOptions, *, on_host: bool) -> Selection:
     return ON_HOST if on_host else METRICS
 
 
-def _several(devices: Sequence[ProcessDevice], encoding: Encoding) -> str:
+def _several(devices: Sequence[ProcessDevice], apart: str) -> str:
     """Return the warning about a file among others that has the work of several devices."""
     names = ", ".join(str(device) for device in devices)
     if not all(device.is_told for device in devices):
@@ -231,18 +233,22 @@ def _several(devices: Sequence[ProcessDevice], encoding: Encoding) -> str:
             f"the file has the work of {len(devices)} devices ({names}), and which process "
             "launched which work is not recorded, so that times of its device are n/a"
         )
-    remedy = "Give fastcomm the trace of each rank instead"
-    if encoding is JSON:
-        remedy = "Each is a rank of its own if you give fastcomm this file alone"
     return (
         f"the file has the work of {len(devices)} devices ({names}), so that times of its "
-        f"device are n/a. {remedy}"
+        f"device are n/a. {apart}"
     )
 
 
 def _merged(events: Events) -> str | None:
     """Return the warning about a file that has several devices as one; None if it has not."""
-    merged, count = assembly.merged_work(events, events.rows("kernel"))
+    kernels = events.rows("kernel")
+    if doubles := assembly.doubled_work(events, kernels):
+        return (
+            f"{doubles} of {len(kernels)} kernels are twice in the file, as where the trace of "
+            "a rank was joined with itself: times of the device are n/a. Give fastcomm the "
+            "trace of each rank once"
+        )
+    merged, count = assembly.merged_work(events, kernels)
     if not merged:
         return None
     return (

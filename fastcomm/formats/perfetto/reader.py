@@ -124,6 +124,10 @@ PERFETTO = Encoding(
     scan=scan,
     unknown_categories=lambda _: (),
     work_categories=lambda _: (),
+    apart=(
+        "Traces of several ranks were joined, or one process drives the devices: give fastcomm "
+        "a file for each rank, as the profiler wrote it, or the JSON"
+    ),
     clock_notes=lambda clock: [] if clock == "unix" else [_NO_EPOCH],
 )
 

@@ -326,13 +326,37 @@ def test_a_store_of_a_perfetto_trace_measures_like_it(tmp_path):
     assert after == before
 
 
-def test_advice_about_a_file_with_several_devices_can_be_followed(tmp_path):
-    """Joined traces of two ranks, one of which has another device."""
-    other = a_rank(1).replace(b"device id\x12\x010", b"device id\x12\x011")
-    assert other != a_rank(1)
-    path = tmp_path / "both.pftrace"
-    path.write_bytes(a_rank() + other)
-    found = json.loads(invoke("metrics", path, "--json").stdout)
-    assert found["breakdown"]["exact"]["compute"] is None
-    (warning,) = [text for text in found["warnings"] if "2 devices" in text]
-    assert warning.endswith("Give fastcomm the trace of each rank instead")
+def measured(path):
+    return fastcomm.open(path).metrics().to_dict()
+
+
+@pytest.mark.parametrize("tracks", [0, 10])
+def test_a_file_that_joins_ranks_has_advice_that_can_be_followed(tmp_path, tracks):
+    with (tmp_path / "both.pftrace").open("ab") as both:
+        for rank in range(2):
+            more = {"tracks": tracks * rank, "process": 77 + 10 * rank}
+            both.write(a_rank(rank, gpu=rank, **more))
+    metrics = measured(tmp_path / "both.pftrace")
+    assert not any((metrics["breakdown"]["exact"] or {}).values())
+    shown = "".join(metrics["warnings"])
+    assert "give fastcomm a file for each rank" in shown
+    assert "this file alone" not in shown
+
+
+def test_a_rank_that_is_joined_with_itself_is_not_measured(tmp_path):
+    (tmp_path / "rank0.pftrace").write_bytes(many_kernels() * 2)
+    metrics = measured(tmp_path / "rank0.pftrace")
+    assert not any((metrics["breakdown"]["exact"] or {}).values())
+    assert "40 of 80 kernels are twice in the file" in "".join(metrics["warnings"])
+
+
+def many_kernels(count=40):
+    writer = Writer()
+    writer.start()
+    writer.process(3, 0, "GPU 0")
+    writer.interned(names={5: "gemm"}, queues={1: "Kernel", 100: "[07] stream 7"})
+    for number in range(count):
+        extra = {"stream id": "7", "correlation": str(number + 1), "device id": "0"}
+        writer.stage(10**18 + 1000 * number, 500, 5, 1, 100, extra=extra)
+    writer.packet((52, message((4, 1), (2, message((1, 0), (2, 5))))), time=10**18)
+    return writer.text()
