@@ -378,6 +378,11 @@ class Export:
         ids
             Ids of the texts to read, in any order; NULL is ignored, and so is an unknown id.
 
+        Raises
+        ------
+        TraceFileError
+            If the table has two texts for one of them.
+
         """
         different = np.unique(ids[ids != NULL])
         if not len(different):
@@ -387,7 +392,12 @@ class Export:
             rows = self.rows(schema.STRINGS, ("id", "value"), where=[condition])
             selected = rows.where(np.isin(rows["id"], different))
             texts = selected.texts("value").to_pylist()
-            by_id |= dict(zip(selected["id"].tolist(), texts, strict=True))
+            for id_, text in zip(selected["id"].tolist(), texts, strict=True):
+                if by_id.setdefault(id_, text) != text:
+                    raise TraceFileError(
+                        f"{self.path}: table {schema.STRINGS} has two texts for id {id_}, so "
+                        "that names are ambiguous; export the report again"
+                    )
             if self.kind != "sqlite":
                 break
         return by_id

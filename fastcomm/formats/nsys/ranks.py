@@ -6,6 +6,7 @@ Ranges are projected on the device: from the first to the last work launched ins
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.errors import Lines, TraceFileError
+from fastcomm.errors import Lines, TraceFileError, shell_joined
 from fastcomm.formats.assembly import TraceOptions, assemble
 from fastcomm.formats.config import Config
 from fastcomm.formats.nsys import communicators, schema
@@ -131,6 +132,8 @@ def find(paths: Sequence[Path], config: Config) -> RankSources:
     with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
         peeks = list(pool.map(_peek, paths))
     members = [member for peek in peeks for member in _members(peek)]
+    if not config.ranks:
+        _check_windows(members)
     # Which device of a process a communicator is on, is not recorded.
     records = {
         number: CommunicatorRecords() if member.device is not None else member.records
@@ -250,6 +253,46 @@ def _members(peek: _Peek) -> Iterator[_Place]:
 
 
 _Members = Sequence[_Place]
+
+
+def _check_windows(members: _Members) -> None:
+    """Raise TraceFileError if reports are windows that were recorded of one process.
+
+    They are if the process, its device, the host and the start of the session are equal, and
+    one window ends before the other begins.
+    """
+    of_process: dict[tuple[int, int | None, int | None], list[_Place]] = {}
+    for member in members:
+        key = member.process, member.device, member.peek.report.epoch
+        if key[-1] is not None:
+            of_process.setdefault(key, []).append(member)
+    first: dict[tuple[str | None, *tuple[int | None, ...]], Path] = {}
+    several: list[_Place] = []
+    for key, places in of_process.items():
+        windows = sorted(_windows(places))
+        for host, _, _, number in windows:
+            first.setdefault((host, *key), places[number].path)
+        for (host, _, stop, one), (other_host, start, _, other) in pairwise(windows):
+            if host == other_host and stop <= start:
+                several = several or [places[one], places[other]]
+    if several:
+        chosen = shell_joined(map(str, sorted({*first.values()})))
+        raise TraceFileError(
+            f"two reports of {several[0]}: {several[0].path} and {several[1].path}. They are "
+            "windows of one recording (nsys --capture-range-end=repeat): pass those of one "
+            f"window: {chosen}. If they are different ranks, state these in a table [ranks] in "
+            "--config"
+        )
+
+
+def _windows(places: _Members) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the host, start, stop and number of places of one process that have device work."""
+    for number, place in enumerate(places) if len(places) > 1 else ():
+        export = Export(place.path)
+        rows = export.rows(schema.KERNEL, ("start", "end"), process=place.process)
+        host = str(nsys_report.host_of(export, place.process))
+        if rows.count:
+            yield host, int(rows["start"].min()), int(rows["end"].max()), number
 
 
 def _ranks(

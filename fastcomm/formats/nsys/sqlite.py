@@ -1,6 +1,7 @@
 """Read SQLite exports of nsys read-only, after a check of their pages."""
 
 import os
+import re
 import shutil
 import sqlite3
 import weakref
@@ -96,6 +97,7 @@ def _children(file: BinaryIO, page: int, page_size: int, path: Path) -> Ints:
 
 
 _SQLITE_HEADER = 100
+_NO_COLUMN = re.compile(r"no such column: (\w+)")
 _LOGGED = 2  # format version of a file in write-ahead logging mode (WAL)
 _BATCH_ROWS = 1 << 16
 _COPIED = 1 << 24  # bytes copied at a time
@@ -230,7 +232,14 @@ class Database:
                     batches.append(batch)
                 return pa.Table.from_batches(batches, reader.schema)
         except (Error, pa.ArrowException, OSError) as error:
-            raise TraceFileError(f"{self.path}: table {table}: {error}") from error
+            absent = _NO_COLUMN.search(str(error))
+            reason = (
+                f"has no column {absent[1]}: this version of the export is not supported; "
+                "export the report again with a newer nsys"
+                if absent
+                else f"cannot be read: {error}"
+            )
+            raise TraceFileError(f"{self.path}: table {table} {reason}") from error
 
 
 def _check_file(path: Path) -> tuple[int, bool]:

@@ -462,3 +462,65 @@ def test_whole_graphs_have_a_kind_of_their_own_wherever_kinds_are_shown(tmp_path
         step.events["duration"][own].sum() for step, own in zip(drawn, graphs, strict=True)
     ]
     assert sum(lengths) == length
+
+
+def test_a_column_that_only_conditions_use_is_named_if_it_is_absent(export):
+    change(export, f"ALTER TABLE {NVTX} DROP COLUMN textId")
+    with pytest.raises(TraceFileError) as error:
+        measured(export)
+    assert f"table {NVTX} has no column textId" in str(error.value)
+    assert "SELECT" not in str(error.value)
+
+
+def test_two_texts_of_one_id_are_an_error(export):
+    change(
+        export,
+        "CREATE TABLE Texts (id INTEGER, value TEXT)",
+        "INSERT INTO Texts SELECT id, value FROM StringIds",
+        "INSERT INTO Texts SELECT id, 'other ' || value FROM StringIds",
+        "DROP TABLE StringIds",
+        "ALTER TABLE Texts RENAME TO StringIds",
+    )
+    with pytest.raises(TraceFileError, match="StringIds has two texts for id"):
+        measured(export)
+
+
+def test_equal_texts_of_one_id_are_none(export):
+    expected = measured(export).to_dict()
+    change(
+        export,
+        "CREATE TABLE Texts (id INTEGER, value TEXT)",
+        "INSERT INTO Texts SELECT id, value FROM StringIds",
+        "INSERT INTO Texts SELECT id, value FROM StringIds",
+        "DROP TABLE StringIds",
+        "ALTER TABLE Texts RENAME TO StringIds",
+    )
+    assert measured(export).to_dict()["breakdown"] == expected["breakdown"]
+
+
+def windows(folder, export):
+    """Two reports of the first and the second half of a recording."""
+    with closing(sqlite3.connect(export)) as database:
+        query = f"SELECT start FROM {KERNEL} ORDER BY start"
+        starts = [start for (start,) in database.execute(query)]
+    middle, paths = starts[len(starts) // 2], []
+    for name, later in (("report.1.sqlite", "<"), ("report.2.sqlite", ">=")):
+        paths.append(Path(shutil.copy(export, folder / name)))
+        change(paths[-1], f"DELETE FROM {KERNEL} WHERE NOT (start {later} {middle})")
+        change(
+            paths[-1],
+            f"UPDATE {KERNEL} SET end = MIN(end, {middle}) WHERE start < {middle}",
+        )
+    export.unlink()
+    return paths
+
+
+def test_windows_of_one_process_are_no_ranks(export):
+    paths = windows(export.parent, Path(export))
+    with pytest.raises(TraceFileError, match="windows of one recording") as error:
+        open_run(export.parent)
+    assert all(str(path) in str(error.value) for path in paths)
+    assert "--capture-range-end=repeat" in str(error.value)
+    chosen = str(error.value).split("those of one window: ")[1].split(". If")[0]
+    assert chosen == str(paths[0])
+    assert measured(paths[0]).to_dict()["ranks"] == [0, 1]
