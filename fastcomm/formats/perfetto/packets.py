@@ -6,8 +6,9 @@ the decompressed file.
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -227,7 +228,12 @@ class _PacketReader:
         """Raise TraceFileError unless the file begins as a trace."""
         window = self.window
         if not window.more(0):
-            cut = "the compressed file is cut short, and has no text" if window.cut else "empty"
+            cut = (
+                f"the compressed file is cut short at byte {self.path.stat().st_size}, and has "
+                "no text"
+                if window.cut
+                else "empty"
+            )
             raise self._error(f"{cut}; expected a Perfetto trace")
         if window.text[0] != SIGN:
             head = window.bytes()[:512]
@@ -351,17 +357,24 @@ class _PacketReader:
         # Columns of one array: few events have most of them.
         no_details = np.full((1, len(detail_names)), NULL)
         details = list(np.concatenate([*chunks.details, no_details]).T)
+        marks, starts = _joined_columns(chunks.marks), _joined_columns(chunks.starts)
+        detail = _places(np.concatenate(chunks.has_details))
         for place in range(len(columns.detail_numbers), len(detail_names)):
-            _settle_texts(details[place], strings, texts, detail_names[place], self.path)
+            where = partial(_event_of_arg, starts, detail, details[place])
+            _settle_texts(details[place], strings, texts, detail_names[place], self.path, where)
         stages = [column[:-1] for column in _joined(chunks.stages)]
         waits = np.unique(stages[-1][stages[-1] >= 0]).tolist()
+        of_stages = partial(_event_of_stage, marks, starts, stages[-1])
         return Packets(
-            marks=_joined_columns(chunks.marks),
-            starts=_joined_columns(chunks.starts),
+            marks=marks,
+            starts=starts,
             stages=dict(zip(("length", "queue", "event", "waits"), stages, strict=True)),
-            order={code: _waits(strings[code], self.path) for code in waits},
+            order={
+                code: _waits(strings[code], self.path, partial(of_stages, code))
+                for code in waits
+            },
             args=dict(zip(_decoded(columns.numbers), _joined(chunks.args), strict=True)),
-            detail=_places(np.concatenate(chunks.has_details)),
+            detail=detail,
             details=dict(zip(detail_names, details, strict=True)),
             tracks=np.concatenate(chunks.tracks),
             texts=texts,
@@ -407,8 +420,28 @@ def _places(has_details: NDArray[np.bool_]) -> NDArray[np.int32]:
     return np.append(np.where(has_details, places, -1), -1).astype(np.int32)
 
 
+def _event_of_arg(
+    starts: dict[str, NDArray[Any]], detail: NDArray[np.int32], codes: Ints, code: int
+) -> int:
+    """Return the byte of the first start with a code in a column of details."""
+    return int(starts["offset"][np.argmax(codes[detail[starts["arg_row"]]] == code)])
+
+
+def _event_of_stage(
+    marks: dict[str, NDArray[Any]], starts: dict[str, NDArray[Any]], codes: Ints, code: int
+) -> int:
+    """Return the byte of the first stage with a code in a column of stages."""
+    type_ = marks["type"][marks["type"] != perfetto_tables.END]
+    return int(starts["offset"][type_ == perfetto_tables.DEVICE][np.argmax(codes == code)])
+
+
 def _settle_texts(
-    codes: Ints, strings: list[bytes], texts: list[str], name: str, path: Path
+    codes: Ints,
+    strings: list[bytes],
+    texts: list[str],
+    name: str,
+    path: Path,
+    event_of: Callable[[int], int],
 ) -> None:
     """Replace codes of values that are no plain text, in a column `codes` of the arg `name`.
 
@@ -422,18 +455,20 @@ def _settle_texts(
         text = np.full(len(strings), NULL)
         for code in np.flatnonzero(is_used).tolist():
             text[code] = len(texts)
-            texts.append(_text_of(strings[code], name, path))
+            texts.append(_text_of(strings[code], name, path, partial(event_of, -2 - code)))
         codes[rows] = text[values]
     if b"null" in strings:
         codes[codes == strings.index(b"null")] = NULL
 
 
-def _text_of(message: bytes, name: str, path: Path) -> str:
+def _text_of(message: bytes, name: str, path: Path, event: Callable[[], int]) -> str:
     """Return the value of the annotation `name` as text, as PyTorch writes its JSON."""
     try:
         value = annotation_value(message)
     except ValueError as error:
-        raise TraceFileError(f"{path}: the value of {name!r}: {error}") from error
+        raise TraceFileError(
+            f"{path}: the value of {name!r} in the event at byte {event()}: {error}"
+        ) from error
     if name == "Comms Id" and type(value) is int:
         value %= 1 << 64
     if isinstance(value, str):
@@ -483,12 +518,14 @@ def _name_of(message: bytes) -> str:
 _WAIT = 18  # field of a stage: the id of one that it waits for
 
 
-def _waits(message: bytes, path: Path) -> tuple[int, ...]:
+def _waits(message: bytes, path: Path, event: Callable[[], int]) -> tuple[int, ...]:
     """Return the ids that a stage waits for, from the part of its message that has them."""
     try:
         return tuple(_wait_ids(message))
     except ValueError as error:
-        raise TraceFileError(f"{path}: event_wait_ids of a stage: {error}") from error
+        raise TraceFileError(
+            f"{path}: event_wait_ids of a stage in the event at byte {event()}: {error}"
+        ) from error
 
 
 def _wait_ids(message: bytes) -> list[int]:

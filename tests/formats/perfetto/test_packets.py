@@ -269,9 +269,13 @@ def test_stages_have_their_id_and_the_ids_that_they_wait_for(tmp_path):
 
 def test_damaged_ids_are_an_error(tmp_path):
     writer, selection = Writer(), Selection(**vars_of(SELECTION), positions=True)
+    writer.stage(1, 5, None, 1, 2)
+    before = len(writer.text())
     writer.stage(10, 5, None, 1, 2, waits=(b"\x80",))
-    with pytest.raises(TraceFileError, match="event_wait_ids of a stage: a value that ends"):
+    place = r"event_wait_ids of a stage in the event at byte (\d+): a value that ends"
+    with pytest.raises(TraceFileError, match=place) as caught:
         read(tmp_path, writer.text(), selection)
+    assert before < int(re.search(place, str(caught.value))[1]) < len(writer.text())
 
 
 def vars_of(selection):
@@ -470,15 +474,27 @@ def test_values_in_one_another_have_a_limit(tmp_path):
     data = begin_with((4, annotation("Input Dims", value)))
     assert decoded(read(tmp_path, data))[0]["args"]["Input Dims"] == "[" * 32 + "]" * 32
     data = begin_with((4, annotation("Input Dims", [[value]])))
-    with pytest.raises(TraceFileError, match=r"'Input Dims': more than 32 values in one"):
+    with pytest.raises(TraceFileError, match=r"at byte \d+: more than 32 values in one"):
         read(tmp_path, data)
 
 
 @pytest.mark.parametrize("content", [b"\x62\x7f", b"\x0b", LONG, b"\x30"])
 def test_a_damaged_value_is_an_error(tmp_path, content):
     data = begin_with((4, one(10, "Input Dims") + one(12, content)))
-    with pytest.raises(TraceFileError, match=r"rank0\.pftrace: the value of 'Input Dims': "):
-        read(tmp_path, data)
+    before = begin_with((4, annotation("Input Dims", [1])))
+    for prefix in (b"", before, before * 2):
+        place = r"the value of 'Input Dims' in the event at byte (\d+): "
+        with pytest.raises(TraceFileError, match=place) as caught:
+            read(tmp_path, prefix + data)
+        offset = int(re.search(place, str(caught.value))[1])
+        assert len(prefix) < offset < len(prefix + data)
+
+
+def test_a_compressed_file_without_text_names_the_byte(tmp_path):
+    path = tmp_path / "rank0.pftrace.gz"
+    path.write_bytes(gzip.compress(b"\x0a\x02\x40\x01" * 1000)[:14])
+    with pytest.raises(TraceFileError, match="cut short at byte 14, and has no text"):
+        reader.read_packets(path, SELECTION)
 
 
 def test_other_files_are_named(tmp_path):
