@@ -109,7 +109,8 @@ def _marks(events: Events) -> Ints:
     """
     marks = events.rows("annotation")
     calls = events.rows_named(lambda name: _CALL.match(name) is not None, "cpu_op")
-    return marks[events.enclosing(calls, marks) == NONE]
+    result: Ints = marks[events.enclosing(calls, marks) == NONE]
+    return result
 
 
 def _looks_like_training(signs: "_Signs", collectives: Collectives, iterations: int) -> bool:

@@ -296,7 +296,7 @@ def _described_ranks(
     devices: Sequence[ProcessDevice], described: Mapping[str, set[int]]
 ) -> tuple[int, ...]:
     """Return the ranks of devices by those of their processes; empty if any is unclear."""
-    ranks = []
+    ranks = list[int]()
     for device in devices:
         own = set[int]()
         for process in (*device.hosts, device.process):
