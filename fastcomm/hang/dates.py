@@ -35,7 +35,6 @@ _DATE = re.compile(
     re.M,
 )
 _RESTART = re.compile(r"^[^\n]{0,400}?attempts? left; will restart worker group[^\n]*", re.M)
-_NO_BREAK = re.compile(r"[^\n]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,4 +127,4 @@ def _parts(text: str, cut: int) -> Iterator[tuple[str, bool]]:
 
 
 def _blank(text: str) -> str:
-    return _NO_BREAK.sub(" ", text)
+    return "\n".join(" " * len(line) for line in text.split("\n"))

@@ -62,10 +62,11 @@ class FileEvidence:
             for one in self.reports
         )
         ends, deaths = self._ends(job, reports)
+        timeout = _Timeout.of(job)
         effects = {
             rank: f"{end.sentence}; {why}"
             for rank, end in ends.items()
-            if (why := _why_effect(end, job))
+            if (why := timeout.why_effect(end))
         }
         dead = {rank: end.sentence for rank, end in ends.items() if rank not in effects}
         undated = {rank for rank in dead if ends[rank].second is None}
@@ -160,36 +161,39 @@ def _waits_in_nccl(job: DumpedJob, rank: int) -> bool:
     return calls is not None and len(calls.open) > 0 and not retires(calls)
 
 
-def _why_effect(end: logs.ProcessEnd, job: DumpedJob) -> str:
-    """Return why the end of a process is an effect of the hang; empty if it may be its cause.
+@dataclass(frozen=True, kw_only=True)
+class _Timeout:
+    """When the first open call was made and ran into its timeout, in seconds."""
 
-    Watchdogs end the processes of a job once a call has run into its timeout.
-    """
-    if end.is_behind_timeout and not all(map(retires, job.ranks.values())):
-        return "it is reported behind a timeout, or the abort of ranks that waited: an effect"
-    expired = _expired(job)
-    if end.second is not None and expired is not None and end.second >= expired - _SLACK_S:
-        late = format_ns((end.second - _opened(job)) * _SECOND)
+    opened: int | None
+    expired: int | None
+    is_watched: bool  # whether watchdogs end the processes of the job then
+
+    @classmethod
+    def of(cls, job: DumpedJob) -> "_Timeout":
+        """Return the timeout of a job, as far as its dumps tell."""
+        times = [
+            (int(calls.calls.created[at]) // _SECOND, int(calls.calls.timeout[at]) // 1000)
+            for calls in job.ranks.values()
+            for at in calls.open[:1].tolist()
+            if calls.calls.created[at] != NULL
+        ]
+        return cls(
+            opened=min((created for created, _ in times), default=None),
+            expired=min((sum(one) for one in times if one[1] > 0), default=None),
+            is_watched=not all(map(retires, job.ranks.values())),
+        )
+
+    def why_effect(self, end: logs.ProcessEnd) -> str:
+        """Return why the end of a process is an effect of the hang; empty if it may not be."""
+        if end.is_behind_timeout and self.is_watched:
+            return (
+                "it is reported behind a timeout, or the abort of ranks that waited: an effect"
+            )
+        if end.second is None or self.expired is None or end.second < self.expired - _SLACK_S:
+            return ""
+        late = format_ns((end.second - (self.opened or 0)) * _SECOND)
         return f"that was {late} after the first open call, behind its timeout: an effect"
-    return ""
-
-
-def _expired(job: DumpedJob) -> int | None:
-    """Return the second in which the first open call ran into its timeout; None if unknown."""
-    times = [
-        int(calls.calls.created[at]) // _SECOND + int(calls.calls.timeout[at]) // 1000
-        for calls in job.ranks.values()
-        for at in calls.open[:1].tolist()
-        if calls.calls.created[at] != NULL and calls.calls.timeout[at] > 0
-    ]
-    return min(times, default=None)
-
-
-def _opened(job: DumpedJob) -> int:
-    """Return the second of the first open call that has a time."""
-    ranks = job.ranks.values()
-    created = (int(own.calls.created[at]) for own in ranks for at in own.open[:1].tolist())
-    return min(time for time in created if time != NULL) // _SECOND
 
 
 def _are_ranks(tasks: Set[int], job: DumpedJob) -> bool:
@@ -310,7 +314,8 @@ class _Bounds:
         slack = _SLACK_S if any(one.done.any() for one in newest) else _START_S
         stated = max((one.stated_world for one in newest), default=0)
         greatest = max(dumps, default=0)
-        is_stated = stated > greatest
+        # gloo states the group that was created last.
+        is_stated = stated > greatest and not any(map(retires, newest))
         return cls(
             cut=None if first is None else first - slack,
             near=first or 0,
@@ -369,13 +374,17 @@ def _add_text(gathered: _Gathered, file: FileText, bounds: _Bounds) -> None:
     """Add a log or stacks, without what is of another time or job."""
     own = _Gathered()
     own.add(file, bounds.most)
-    says = own.says
-    if says and bounds.cut is not None:
-        file, before = without_old(file, bounds.cut)
-        own, old = _Gathered(), _Gathered()
-        own.lines.dates = dates_of(file.text, bounds.near)
-        own.add(file, bounds.most)
-        old.add(before, bounds.most)
+    if own.says and bounds.cut is not None:
+        recent, before = without_old(file, bounds.cut)
+        is_old = bool(before.text.strip())
+        dates = dates_of(recent.text, bounds.near)
+        if is_old or dates:
+            own = _Gathered()
+            own.lines.dates = dates
+            own.add(recent, bounds.most)
+        old = _Gathered()
+        if is_old:
+            old.add(before, bounds.most)
         if old.says:
             gathered.old.append(
                 f"older than the first call in the dumps, or of an earlier attempt, so that it "

@@ -1,5 +1,7 @@
 """Test that evidence of other times and other jobs decides nothing."""
 
+import gzip
+import json
 import os
 import time
 from datetime import datetime
@@ -172,6 +174,28 @@ def test_numbers_of_nodes_in_names_are_no_ranks(tmp_path, name):
     assert not any("the log of rank 2" in line for line in diagnose_hang(folder).evidence)
     (folder / "node2.log").write_text("[rank2]: Traceback\n[rank2]: OSError\n")
     assert any("the log of rank 2" in line for line in diagnose_hang(folder).evidence)
+
+
+def test_gloo_states_no_ranks_of_the_job(tmp_path):
+    folder = write_dumps(tmp_path / "job", 4, absent=3, without=[3], age=650)
+    for path in folder.glob("*.gz"):
+        dump = json.loads(gzip.decompress(path.read_bytes()))
+        dump["pg_config"] = {"": {"name": "", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+        for call in dump["entries"]:
+            call["profiling_name"] = "gloo:all_reduce"
+        path.write_bytes(gzip.compress(json.dumps(dump).encode(), mtime=START + 650))
+    (folder / "launcher.log").write_text("rank 3 was killed by signal 9\n")
+    assert verdict(folder) == ("missing_rank", (3,), "high")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_many_ends_take_linear_time(tmp_path, launcher):
+    folder = write_dumps(tmp_path / "job", 64, absent=5, age=650)
+    text = "".join(launcher(rank % 64, -9, OPENED + 650) for rank in range(5_000))
+    (folder / "launcher.log").write_text(text)
+    begin = time.perf_counter()
+    assert verdict(folder) == ("not_arrived", (5,), "high")
+    assert time.perf_counter() - begin < 5
 
 
 def test_a_report_of_ras_that_states_an_earlier_time_says_nothing(tmp_path):
