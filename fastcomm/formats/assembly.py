@@ -155,13 +155,20 @@ def merged_work(events: Events, work: Ints) -> tuple[int, int]:
 
 
 def doubled_work(events: Events, work: Ints) -> int:
-    """Return how much work is there twice, with equal times on one stream; 0 for little."""
+    """Return how much work is there twice, with equal times on one stream; 0 for little.
+
+    Events are sorted by start.
+    """
+    most = max(_FEW, _MOST * len(work))
+    start = events.start[work]
+    if np.count_nonzero(start[1:] == start[:-1]) <= most:
+        return 0
     columns = (events.name, events.stop, events.start, events.lane)
     order = work[np.lexsort([column[work] for column in columns])]
     pairs = [column[order[1:]] == column[order[:-1]] for column in columns]
     is_double = np.logical_and.reduce(pairs) & (events.stop > events.start)[order[1:]]
     count = int(np.count_nonzero(is_double))
-    return count if count > max(_FEW, _MOST * len(work)) else 0
+    return count if count > most else 0
 
 
 def _contradictions(events: Events, work: Ints) -> Iterator[Ints]:
