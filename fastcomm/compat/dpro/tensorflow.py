@@ -19,7 +19,7 @@ from fastcomm.compat.dpro.job import (
     descendants,
     merged,
 )
-from fastcomm.compat.dpro.uniform import Event, ns, read_events
+from fastcomm.compat.dpro.uniform import Event, integer, ns, read_events
 
 _LABELLED = re.compile(r"(FW|BW|Comm|UPDATE_)\.|UPDATE_(CAL|\d+)$|OUTPUT\d*$|END$|I/O")
 _PUSH_PULL = re.compile(r"BytePSPushPull[_.](\d+(?:_\d+)*)$")
@@ -173,7 +173,7 @@ def events_of(path: Path, pid: str, graph: LocalGraph, *, merge: bool = False) -
         group = row["args"].get("group_id")
         lane = lanes.setdefault(row.get("tid"), f"operator{len(lanes)}")
         event = graph.event(name, pid, (ns(row["ts"]), ns(row["dur"])), lane)
-        events.append(replace(event, step=None if group is None else int(group)))
+        events.append(replace(event, step=None if group is None else integer(int(group))))
     events.sort(key=lambda event: event.start)
     return merged(events) if merge else events
 

@@ -379,12 +379,12 @@ def _event(row: Any, path: Path, index: int) -> Event:
         return Event(
             name=_text(row["name"]),
             pid=str(row["pid"]),
-            start=_integer(ns(row["ts"])),
-            dur=_integer(ns(row.get("dur", 0))),
+            start=integer(ns(row["ts"])),
+            dur=integer(ns(row.get("dur", 0))),
             lane=str(row.get("tid", "")),
             cat=str(row.get("cat", "")),
             suffix=suffix if tilde else None,
-            step=None if step is None else _integer(step),
+            step=None if step is None else integer(step),
             phase=_text(row.get("ph", "X")),
             extra=args,
         )
@@ -402,7 +402,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _integer(value: Any) -> int:
+def integer(value: Any) -> int:
     """Return an integer; raise TypeError for other values, and numbers that are too large."""
     if type(value) is not int or abs(value) > _LATEST:
         raise TypeError(f"{str(value)[:40]!r} is not a time or the number of a step")

@@ -5,6 +5,7 @@ import shutil
 from decimal import Decimal
 
 import pytest
+from builders import made_trials
 from builders.replay_data import TRIAL, document, needed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -305,3 +306,15 @@ def test_an_invalid_event_is_an_error_with_its_path(tmp_path, name, content):
     (folder / "host0" / "1" / name).write_text(json.dumps(content))
     with pytest.raises(TraceFileError, match=name):
         trial.read(folder)
+
+
+@pytest.mark.parametrize("group", [1 << 70, -(1 << 63), str(10**30), "one"])
+def test_an_impossible_number_of_a_step_is_an_error_with_its_path(tmp_path, group):
+    made_trials.tensorflow1(tmp_path / "trial")
+    path = tmp_path / "trial" / "host1" / "0" / "temp.json"
+    document = json.loads(path.read_text())
+    for row in document["traceEvents"]:
+        row["args"]["group_id"] = group
+    path.write_text(json.dumps(document))
+    with pytest.raises(TraceFileError, match=str(path)):
+        trial.read(tmp_path / "trial")
