@@ -5,6 +5,7 @@ The first call of a kernel compiles it: no deadline.
 
 import gc
 import gzip
+import logging
 import os
 import shutil
 import signal
@@ -67,6 +68,12 @@ def default_width() -> None:
 def default_interrupt() -> None:
     """Undo what a shell does to background jobs: they ignore SIGINT, and so do commands."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def default_level() -> None:
+    """Undo what a command in this process sets: the level of messages that are logged."""
+    logging.getLogger("fastcomm").setLevel(logging.NOTSET)
 
 
 @pytest.fixture

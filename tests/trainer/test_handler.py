@@ -40,12 +40,8 @@ def traces(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch, caplog):
-    """A job whose ranks are known by the environment, and a process without windows.
-
-    Warnings are recorded, whatever level commands of other tests have left.
-    """
-    caplog.set_level(logging.WARNING, "fastcomm")
+def _environment(monkeypatch):
+    """A job whose ranks are known by the environment, and a process without windows."""
     for name in handler._JOB:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", str(RANKS))
