@@ -9,6 +9,7 @@ from fastcomm.metrics.spill_files import cut
 from fastcomm.trace.run import one_by_one
 
 RANKS, CALLS, TP = 64, 2000, 8
+STEPS = {0: 4, 1: 4}  # by tag
 
 
 def events():
@@ -33,6 +34,8 @@ def events():
             "duration_ns": call * 100_000 + 50_000 - start,
             "alone_ns": np.zeros(len(call), np.int64),
             "exposed_ns": np.zeros(len(call), np.int64),
+            "exposed_at_start_ns": np.zeros(len(call), np.int64),
+            "exposed_at_end_ns": np.zeros(len(call), np.int64),
             "bytes": size,
             "payload_bytes": size,
             "bus_bytes": size,
@@ -48,7 +51,7 @@ def test_matched_waits(bar):
 
     def measured():
         found = compare_all(AlignedEvents.of([cut(table)], one_by_one), one_by_one)
-        return skew(found.skews, 4), waits(found.waits, 4)
+        return skew(found.skews, STEPS), waits(found.waits, lambda rank, tag: STEPS[tag])
 
     keys = [table[name].to_numpy() for name in ("start_ns", "seq", "group")]
     assert sum(each.collectives for each in measured()[1]) == len(table)
