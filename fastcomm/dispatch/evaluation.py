@@ -305,10 +305,8 @@ def _error(
         family=family,
         nodes=nodes,
         phase=phase,
-        rows=len(off),
-        median_error=float(np.median(np.abs(off))),
         p90_error=float(np.percentile(np.abs(off), 90)),
-        median_bias=float(np.median(off)),
+        **_medians(off),
     )
 
 
@@ -324,10 +322,17 @@ def _group_error(
         ranks=ranks,
         topk=topk,
         hidden=hidden,
-        rows=len(off),
-        median_error=float(np.median(np.abs(off))),
-        median_bias=float(np.median(off)),
+        **_medians(off),
     )
+
+
+def _medians(off: FloatArray) -> dict[str, Any]:
+    """Return the number of relative errors, their median, and that of their size."""
+    return {
+        "rows": len(off),
+        "median_error": float(np.median(np.abs(off))),
+        "median_bias": float(np.median(off)),
+    }
 
 
 def _ns(seconds: float | None) -> float | None:

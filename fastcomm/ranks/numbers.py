@@ -118,23 +118,21 @@ def _verdict(calls: NumberedCalls, instance: Ints, reference: Ints, own: Ints) -
     )
     if not len(both):
         return "right"
-    late = calls.stop[own[common]] - calls.stop[reference[both_own]]
-    ahead = int(np.median(late))
-    steps = calls.step[reference[both_own]], calls.step[own[common]]
-    is_known = (steps[0] != NULL) & (steps[1] != NULL)
-    unlike = int((steps[0] != steps[1])[is_known].sum())
-    if not unlike and np.abs(late - ahead).max() <= SURE_NS:
+    rows, own_rows = reference[both_own], own[common]
+    late = calls.stop[own_rows] - calls.stop[rows]
+    here = _fit(late, calls.step[rows], calls.step[own_rows])
+    if not here.unequal_steps and here.worst <= SURE_NS:
         return "right"
-    is_far, spread = abs(ahead) > NEAR_CLOCKS_NS, int(spread_of(late - ahead))
+    is_far = here.ahead > NEAR_CLOCKS_NS
     items, others = _items(calls, reference, own)
     place = np.full(len(own), NONE, np.int64)
     place[common] = both_own
-    if _is_moved(items, others, place):
+    if _is_moved(items, others, place, here):
         return "wrong"
     # Numbers that are one off differ in the steps of the first or last collective of each.
-    if not unlike and (not is_far or spread <= SURE_NS):
+    if not here.unequal_steps and (not is_far or here.spread <= SURE_NS):
         return "right"
-    differs = is_far and 2 * unlike > len(both)
+    differs = is_far and 2 * here.unequal_steps > len(both)
     return _verdict_by_ends(items, others, place, differs=differs)
 
 
@@ -151,13 +149,12 @@ def _verdict_by_ends(items: Items, own: Items, place: Ints, *, differs: bool) ->
     return "unclear"
 
 
-def _is_moved(items: Items, own: Items, place: Ints) -> bool:
+def _is_moved(items: Items, own: Items, place: Ints, here: "_Fit") -> bool:
     """Return whether calls fit better a few places from where their numbers say.
 
-    Some count from 0, others from 1. Either ends agree clearly better there, or steps do, and
-    clocks, and ends not worse.
+    `here` is how they fit where those say. Some count from 0, others from 1. Either ends agree
+    clearly better there, or steps do, and clocks, and ends not worse.
     """
-    here = _fit(items, own, place)
     for by in (*range(-_MOVED, 0), *range(1, _MOVED + 1)):
         rows = np.flatnonzero(place != NONE)
         rows = rows[(place[rows] + by >= 0) & (place[rows] + by < len(items.code))]
@@ -165,7 +162,8 @@ def _is_moved(items: Items, own: Items, place: Ints) -> bool:
         other[rows] = place[rows] + by
         if len(rows) < _LEAST or (items.code[other[rows]] != own.code[rows]).any():
             continue
-        there = _fit(items, own, other)
+        to = other[rows]
+        there = _fit(own.stop[rows] - items.stop[to], items.step[to], own.step[rows])
         if _BETTER * there.ahead > here.ahead:
             continue
         is_in_step = _BETTER * there.unequal_steps < here.unequal_steps
@@ -184,21 +182,26 @@ class _Fit(NamedTuple):
     """How well the calls of two ranks fit."""
 
     ahead: int  # absolute difference of the clocks, ns
-    spread: int  # usual deviation of ends from that, ns
-    worst: int  # largest deviation, ns
+    apart: Ints  # deviations of ends from that, ns
     unequal_steps: int  # number of calls
 
+    @property
+    def worst(self) -> int:
+        """The largest deviation."""
+        return int(self.apart.max())
 
-def _fit(items: Items, own: Items, place: Ints) -> _Fit:
-    """Return how well calls fit at these places."""
-    rows = np.flatnonzero(place != NONE)
-    late = own.stop[rows] - items.stop[place[rows]]
-    steps = own.step[rows], items.step[place[rows]]
-    is_known = (steps[0] != NULL) & (steps[1] != NULL)
+    @property
+    def spread(self) -> int:
+        """The usual deviation."""
+        return int(spread_of(self.apart))
+
+
+def _fit(late: Ints, step: Ints, own_step: Ints) -> _Fit:
+    """Return how well calls fit, by the differences of their ends and by their steps."""
+    is_known = (step != NULL) & (own_step != NULL)
+    unequal = int((step != own_step)[is_known].sum())
     ahead = int(np.median(late))
-    unequal = int((steps[0] != steps[1])[is_known].sum())
-    apart = np.abs(late - ahead)
-    return _Fit(abs(ahead), int(spread_of(apart)), int(apart.max()), unequal)
+    return _Fit(abs(ahead), np.abs(late - ahead), unequal)
 
 
 def _items(calls: NumberedCalls, reference: Ints, own: Ints) -> tuple[Items, Items]:
