@@ -135,3 +135,21 @@ def test_dumps_without_threads_tell_a_group_that_ranks_call_at_other_places(tmp_
         form = replace(drawn_form(seed), has_threads=False, ring=2000)
         planned, hang = verdict(tmp_path, "beside_missing", seed, form)
         assert (hang.kind, hang.culprits) in planned.accept
+
+
+@pytest.mark.parametrize("late", [0, 7])
+def test_dumps_without_threads_tell_a_group_by_done_calls_around_its_own(tmp_path, late):
+    """Each rank is `late` s later than the one before, and so at another place of its steps."""
+
+    def checkpoint(rank, entries):
+        begin = min(call["time_created_ns"] for call in entries) // SECOND + late * rank
+        for number in range(1, 4):
+            age = WRITTEN - begin - 60 * number
+            beside(entries, number, age, state="completed", retired=True)
+        if rank != 3:
+            beside(entries, 4, WRITTEN - begin - 240)
+        for call in entries:
+            del call["thread_id"], call["thread_name"]
+
+    hang = job(tmp_path / "job", checkpoint, absent=2)
+    assert (hang.kind, hang.culprits) == ("not_arrived", (2,))
