@@ -176,6 +176,10 @@ class Model:
     has_qk_norm: bool = False  # norms of queries and keys
     has_learned_positions: bool = False  # instead of rotary ones, as in GPT-2
 
+    def __hash__(self) -> int:
+        """Return the hash of the name: caches are asked for the shape of one model often."""
+        return hash(self.name)
+
     @property
     def group(self) -> float:
         """Key and value heads as a share of the heads."""

@@ -299,11 +299,15 @@ def _layouts(base: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
         "pp": [n for n in divisors(base.gpus) if n <= base.model.layers],
         "cp": [n for n in powers if n == 1 or base.seq_len // n >= _LEAST_TOKENS],
     }
-    for tp, pp, cp in product(*(_values(base, name, fixed, n) for name, n in choices.items())):
+    sizes = {name: _values(base, name, fixed, n) for name, n in choices.items()}
+    stages = {
+        pp: _values(base, "vp", fixed, _virtual_stages(variant(base, pp=pp)))
+        for pp in sizes["pp"]
+    }
+    for tp, pp, cp in product(*sizes.values()):
         if base.gpus % (tp * pp * cp) == 0:
-            plan = variant(base, tp=tp, pp=pp, cp=cp)
-            for vp in _values(plan, "vp", fixed, _virtual_stages(plan)):
-                yield from _spread(variant(plan, vp=vp), fixed)
+            for vp in stages[pp]:
+                yield from _spread(variant(base, tp=tp, pp=pp, cp=cp, vp=vp), fixed)
 
 
 def _virtual_stages(plan: Plan) -> list[int]:
@@ -385,8 +389,11 @@ def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
 
 def _captured(layout: Plan, recompute: str, graphs: Iterable[str]) -> list[str]:
     """Return those of the CUDA graphs that hold layers that are recomputed so."""
-    plans = {parts: variant(layout, recompute=recompute, graphs=parts) for parts in graphs}
-    return [parts for parts, plan in plans.items() if not (parts and plan.graph_problem)]
+    return [
+        parts
+        for parts in graphs
+        if not (parts and variant(layout, recompute=recompute, graphs=parts).graph_problem)
+    ]
 
 
 def _graphs(layout: Plan) -> tuple[str, ...]:
