@@ -414,7 +414,8 @@ def _recompute(layout: Plan) -> tuple[str, ...]:
     selective = ("selective",) if layout.model.latent or rules.selective_layers else ()
     if layout.model.experts and rules.has_graphs:
         latent = "mla_up_proj+" if layout.model.latent else ""
-        selective = (*selective, f"{latent}moe_act")
+        # Published runs combine them, as that of DeepSeek-V3 on H100 (arXiv 2603.07685).
+        selective = (*selective, f"{latent}moe_act", f"layernorm+{latent}moe_act")
     # Megatron-Core's exchanges under another micro-batch exclude recompute of whole layers.
     if "overlapped" in layout.dispatch:
         return ("none", *selective)
