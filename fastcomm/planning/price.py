@@ -384,7 +384,7 @@ class _Stack:
         totals["waiting for the host"] = sum(count * wait for count, wait in waits)
         return totals
 
-    @property
+    @cached_property
     def layers_s(self) -> tuple[float, float]:
         """Time of a layer of each kind with its gathers and waits, both passes."""
         times = [
