@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from fastcomm.dispatch.moves import moves_to, placed_anew
-from fastcomm.dispatch.placement import Loads, Placement, heaviest, place
+from fastcomm.dispatch.placement import Loads, Placement, place
 
 _FEWEST = 2  # samples with an error
 _SURE = 0.99  # of savings that count: chance that they are no noise
@@ -103,17 +103,16 @@ def drift(
     gpus = cluster[1]
     first = 1 if today is not None else 2
     stays = today or placed_by(loads[0], replicas, groups, cluster)
+    all_stale, means = _heaviest_of(loads, stays), loads.sum(axis=2) / gpus
     steps = []
     for number in range(first, len(loads)):
         anew = [
             placed_anew(load, old, replicas, groups, cluster, costs.most_moves)
             for load, old in zip(loads[number - 1], stays, strict=True)
         ]
-        later = loads[number:]
-        stale, fresh = (
-            np.array([_heaviest_of(step, kind, gpus) for step in later])
-            for kind in (stays, anew)
-        )
+        later, stale = loads[number:], all_stale[number:]
+        aged = _heaviest_of(loads[number - 1 :], anew)  # and the load that it is made from
+        fresh, uneven = aged[1:], aged / np.maximum(means[number - 1 :], _TINY)
         share = 1 - np.divide(fresh, stale, out=np.ones_like(stale), where=stale > 0)
         saved = share * costs.layer_s
         moved = sum(moves_to(old, new) for old, new in zip(stays, anew, strict=True))
@@ -128,9 +127,7 @@ def drift(
                 if size is None
                 else float(np.max(moved)) * size / costs.bytes_per_s,
                 saved_s=float(saved.sum()) / len(later),
-                error_s=_error_s(
-                    saved, _aging_s(loads[number - 1], later, anew, costs.layer_s)
-                ),
+                error_s=_error_s(saved, _aging_s(uneven, costs.layer_s)),
             )
         )
     return tuple(steps)
@@ -156,23 +153,23 @@ def _error_s(saved: Loads, aging_s: float) -> float | None:
     return max(aging_s, float(stdtrit(saved.size - 1, _SURE)) * deviation)
 
 
-def _aging_s(
-    own: Loads, later: Loads, placements: Sequence[Placement], layer_s: Loads
-) -> float:
-    """Return the part of an exchange that is longer as `own` loads are followed by later ones.
+def _aging_s(uneven: Loads, layer_s: Loads) -> float:
+    """Return the part of an exchange that is longer as a load is followed by later ones.
 
-    `placements` are made from `own`, whose noise they suit.
+    `uneven` has the heaviest GPU over the mean, shape (steps, layers): first of the load that
+    the placements are made from, whose noise they suit, and then of the later ones.
     """
-    gpus = placements[0].gpus
-    uneven = [
-        _heaviest_of(step, placements, gpus) / np.maximum(step.sum(axis=1) / gpus, _TINY)
-        for step in (own, *later)
-    ]
     after = np.mean(uneven[1:], axis=0)
     return float((layer_s * np.maximum(0.0, 1 - uneven[0] / np.maximum(after, 1.0))).sum())
 
 
-def _heaviest_of(loads: Loads, placements: Sequence[Placement], gpus: int) -> Loads:
-    """Return the load of the heaviest GPU of each layer."""
-    pairs = zip(loads, placements, strict=True)
-    return np.array([heaviest(load, one.logical, gpus) for load, one in pairs])
+def _heaviest_of(loads: Loads, placements: Sequence[Placement]) -> Loads:
+    """Return the load of the heaviest GPU by step and layer; one placement is of a layer."""
+    by_layer = [
+        (loads[:, layer] / one.replicas)[:, one.logical]
+        .reshape(len(loads), one.gpus, -1)
+        .sum(axis=2)
+        .max(axis=1)
+        for layer, one in enumerate(placements)
+    ]
+    return np.stack(by_layer, axis=1)

@@ -5,8 +5,10 @@ from math import ceil
 
 import numpy as np
 import pytest
+from oracles import dispatch as oracle
 
-from fastcomm.dispatch.drift import DriftStep, MoveCosts, drift
+from fastcomm.dispatch.drift import DriftStep, MoveCosts, drift, placed_by
+from fastcomm.dispatch.moves import placed_anew
 from fastcomm.dispatch.placement import Placement
 
 GPUS, NODES, EXPERTS = 8, 2, 32
@@ -53,6 +55,23 @@ def test_no_more_is_saved_than_the_exchange_takes(seed):
     loads = np.random.default_rng(seed).gamma(0.1, 1, (3, 2, EXPERTS)) + 1e-9
     rows = drift(loads, [in_order()] * 2, 48, 1, (NODES, GPUS), COSTS)
     assert all(row.saved_s < COSTS.layer_s.sum() for row in rows)
+
+
+@pytest.mark.parametrize("has_today", [True, False])
+def test_a_step_saves_what_all_later_steps_save(has_today):
+    loads = drifting([a_load(8) + 0.2, a_load(9) + 0.2] * 4)
+    today = [in_order()] * 2 if has_today else None
+    shape = 48, 1, (NODES, GPUS)
+    kept = today or placed_by(loads[0], *shape)
+    rows = drift(loads, today, *shape, COSTS)
+    assert len(rows) == 7 - (not has_today)
+    for row in rows:
+        pairs = zip(loads[row.step - 1], kept, strict=True)
+        anew = [placed_anew(load, old, *shape, None) for load, old in pairs]
+        logical = [[one.logical.tolist() for one in kind] for kind in (kept, anew)]
+        truth = oracle.drift_of(loads.tolist(), row.step, *logical, GPUS, COSTS.layer_s)
+        assert (row.imbalance_kept, row.imbalance_anew, row.saved_s) == pytest.approx(truth[:3])
+        assert row.error_s >= truth[3] * (1 - 1e-9)
 
 
 def test_drift_needs_a_step_that_no_placement_is_made_from():

@@ -147,6 +147,34 @@ def eplb_heaviest(load, replicas, groups, nodes, gpus):
     return most
 
 
+def drift_of(loads, number, kept, anew, gpus, layer_s):
+    """What placements made from the step before `number` save: of each later step, anew.
+
+    Returns both imbalances, the seconds saved of a step, and what is lost as loads change.
+    """
+
+    def most(load, logical):
+        room = len(logical) // gpus
+        share = [load[e] / logical.count(e) for e in logical]
+        return max(sum(share[gpu * room : (gpu + 1) * room]) for gpu in range(gpus))
+
+    stale = fresh = total = saved = 0
+    aging = 0
+    later = loads[number:]
+    for layer, (old, new) in enumerate(zip(kept, anew, strict=True)):
+        uneven = []
+        for step in later:
+            load = step[layer]
+            before, after = most(load, old), most(load, new)
+            stale, fresh, total = stale + before, fresh + after, total + sum(load)
+            saved += (1 - after / before) * layer_s[layer] / len(later)
+            uneven.append(after * gpus / sum(load))
+        own = loads[number - 1][layer]
+        first, mean = most(own, new) * gpus / sum(own), sum(uneven) / len(uneven)
+        aging += layer_s[layer] * max(0, 1 - first / mean)
+    return stale * gpus / total, fresh * gpus / total, saved, aging
+
+
 def moved(before, after):
     """Experts that GPUs get and did not have, whatever number of replicas."""
     return sum(len(set(new) - set(old)) for old, new in zip(before, after, strict=True))
