@@ -286,10 +286,12 @@ def ranges_of(folder: Path) -> dict[Key, MeasuredRange]:
             shapes.setdefault(key, []).extend(group.shape for group in groups)
     for key, groups, _ in _published_groups(folder):
         shapes.setdefault(key, []).extend(group.shape for group in groups)
-    return {key: _range(own) for key, own in shapes.items()}
+    return {key: _range(own, FAMILIES[key[0]].sms) for key, own in shapes.items()}
 
 
-def _range(shapes: Sequence[ExchangeShape]) -> MeasuredRange:
+def _range(shapes: Sequence[ExchangeShape], sms: int | None) -> MeasuredRange:
+    """The least and the most of shapes; `sms` is the default of their family."""
+
     def ends(columns: Sequence[ShapeValue]) -> tuple[int, int]:
         values = np.concatenate([np.ravel(column) for column in columns])
         return int(values.min()), int(values.max())
@@ -298,6 +300,9 @@ def _range(shapes: Sequence[ExchangeShape]) -> MeasuredRange:
         ranks=ends([shape.ranks for shape in shapes]),
         domains=ends([shape.domains() for shape in shapes]),
         tokens=ends([shape.tokens for shape in shapes]),
+        sms=None
+        if sms is None
+        else ends([sms if shape.sms is None else shape.sms for shape in shapes]),
     )
 
 
@@ -314,7 +319,8 @@ def costs_text(
         if phase == PHASES[0]:
             parts.append(f"\n[{family}.{gpu}.{scope}.measured]\n")
             for name, ends in asdict(ranges[family, gpu, scope]).items():
-                parts.append(f"{name} = {list(ends)}\n")
+                if ends is not None:
+                    parts.append(f"{name} = {list(ends)}\n")
         parts.append(f"\n[{family}.{gpu}.{scope}.{phase}]\n")
         for field in fields(constants):
             value = getattr(constants, field.name)

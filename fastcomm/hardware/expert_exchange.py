@@ -11,7 +11,7 @@ The first tokens pass one resource after the other, which fills the pipeline.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
@@ -400,17 +400,21 @@ class MeasuredRange:
     ranks: tuple[int, int]
     domains: tuple[int, int]
     tokens: tuple[int, int]  # of a rank
+    sms: tuple[int, int] | None = None  # None if the time does not depend on them
 
     def outside_each(self, shape: ExchangeShape) -> list[str]:
         """Return for each shape of arrays which sizes lie outside; empty if none do."""
-        sizes = np.broadcast_arrays(*map(_floats, (shape.ranks, shape.domains(), shape.tokens)))
-        return [self._reasons(row) for row in np.stack(sizes, axis=-1).reshape(-1, 3)]
+        values = {"ranks": shape.ranks, "domains": shape.domains(), "tokens": shape.tokens}
+        if self.sms is not None and shape.sms is not None:
+            values["SMs"] = shape.sms
+        sizes = np.stack(np.broadcast_arrays(*map(_floats, values.values())), axis=-1)
+        return [self._reasons(tuple(values), row) for row in sizes.reshape(-1, len(values))]
 
-    def _reasons(self, sizes: FloatArray) -> str:
-        """Return which of ranks, domains and tokens lie outside."""
+    def _reasons(self, names: tuple[str, ...], sizes: FloatArray) -> str:
+        """Return which sizes lie outside."""
         reasons = []
-        for name, size in zip(("ranks", "domains", "tokens"), sizes.tolist(), strict=True):
-            least, most = getattr(self, name)
+        for name, size in zip(names, sizes.tolist(), strict=True):
+            least, most = getattr(self, name.lower())
             if not least <= size <= most:
                 measured = f"{least}" if least == most else f"{least} to {most}"
                 reasons.append(f"{size:.0f} {name}, measured: {measured}")
@@ -466,6 +470,8 @@ def extrapolations(
     """
     is_related = source in set(_likes(name))
     foreign = "" if is_related else f"constants of {gpu(source).name}"
+    if shape.sms is None:
+        shape = replace(shape, sms=FAMILIES[family].sms)
     ranges = shipped_ranges()[family, source, scope].outside_each(shape)
     return ["; ".join(filter(None, (foreign, own))) for own in ranges]
 

@@ -147,10 +147,12 @@ def test_too_few_rows_are_not_held_out(tmp_path):
 
 def test_rows_outside_of_the_measurements_are_extrapolated(tmp_path):
     path = tmp_path / "sizes.csv"
-    rows = [f"normal,1,8,7168,8,256,{tokens},24,," for tokens in (4096, 1 << 20)]
+    sizes = [(4096, 24), (1 << 20, 24), (4096, 100)]
+    rows = [f"normal,1,8,7168,8,256,{tokens},{sms},," for tokens, sms in sizes]
     path.write_text(HEAD + "\n".join(rows) + "\n")
-    measured, beyond = json.loads(evaluated(str(path), "--json"))["rows"]
+    measured, beyond, wide = json.loads(evaluated(str(path), "--json"))["rows"]
     assert measured["extrapolated"] is None
+    assert wide["extrapolated"] == "100 SMs, measured: 4 to 24"
     assert beyond["extrapolated"].startswith("1048576 tokens, measured: ")
     text = evaluated(str(path))
     assert "extrapolated: 1 row of deepep: 1048576 tokens" in text

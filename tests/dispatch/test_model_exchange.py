@@ -146,9 +146,19 @@ def test_a_shape_outside_of_the_measurements_is_extrapolated():
     assert of(node, "deepep").extrapolated == of(node, "hybridep").extrapolated == ""
     assert of(node, "deepep").to_dict()["extrapolated"] is None
     assert node.extrapolated() == [
-        "deepep-v2: extrapolated (4096 tokens, measured: 8192)",
+        "deepep-v2: extrapolated (4096 tokens, measured: 8192; 24 SMs, measured: 6 to 12)",
         "deepep-ll: extrapolated (4096 tokens, measured: 2 to 256)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("sms", "is_outside"), [(2, True), (4, False), (24, False), (25, True)]
+)
+def test_sms_outside_of_the_measurements_are_extrapolated(sms, is_outside):
+    node = compared(8, tokens_per_gpu=4096, sms=sms)
+    reason = f"{sms} SMs, measured: 4 to 24" if is_outside else ""
+    assert of(node, "deepep").extrapolated == reason
+    assert of(node, "hybridep").extrapolated == ""  # without a number of SMs
 
 
 @pytest.mark.parametrize("law", ["uniform", "gate"])
