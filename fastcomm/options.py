@@ -10,6 +10,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.option_fields import (
     BATCH,
     COMPAT,
+    COST,
     EDITS,
     LAYOUT,
     MEASUREMENT,
@@ -121,6 +122,17 @@ def cluster_field(default: str, **about: Any) -> Any:
     text = "Cluster: a800, dgx-h100 (or h100), gb200-nvl72, ..., or a TOML file. Default: "
     return option_field(
         f"{text}{default}.", group=MEASUREMENT, metavar="NAME|FILE", is_common=True, **about
+    )
+
+
+def exchange_costs_field(more: str = "", **about: Any) -> Any:
+    """Return the field of fitted constants of expert all-to-alls; `more` ends its help."""
+    return option_field(
+        f"Constants that dispatch evaluate --calibrate --json has written.{more}",
+        group=COST,
+        path="file",
+        metavar="FILE",
+        **about,
     )
 
 

@@ -7,6 +7,7 @@ Bounds are those of links at the rates of data sheets.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,15 +27,19 @@ from fastcomm.hardware.expert_exchange import (
     FAMILIES,
     LIMITS,
     PHASES,
+    CostKey,
+    ExchangeCosts,
     ExchangeFamily,
     ExchangePhase,
     ExchangeShape,
     PhaseTime,
     Precision,
+    Scope,
     check_sms,
     exchange_time,
     token_bytes,
 )
+from fastcomm.hardware.fitted_exchange import read_fitted
 from fastcomm.models import Experts, Model
 from fastcomm.models import load as load_model
 from fastcomm.result import Result
@@ -79,6 +84,7 @@ class KernelTime:
     dispatch_precision: Precision
     measured_on: str  # GPU whose measurements the constants are fitted to
     extrapolated: str  # sizes outside of the measurements; empty if there are none
+    is_calibrated: bool  # with constants of --exchange-costs
     layers: int  # with experts
     phases: Mapping[ExchangePhase, KernelPhase]
 
@@ -111,6 +117,7 @@ class KernelTime:
             "dispatch_precision": self.dispatch_precision,
             "measured_on": self.measured_on,
             "extrapolated": self.extrapolated or None,
+            "is_calibrated": self.is_calibrated,
             **{phase: self.phases[phase].to_dict() for phase in PHASES},
             "layer_ns": self.layer_s * NS,
             "forward_ns": self.forward_s * NS,
@@ -238,6 +245,7 @@ def compare_kernels(
     experts = _experts(model, options)
     layer = _layer(options, model, experts, cluster)
     check_sms(options.sms, cluster.gpu, "sms")
+    fitted = _fitted(options, layer)
     workload = Workload.of(_recipe(layer, experts, shape))
     dispatched = options.dispatch_precision or "fp8"
     terms = terms_for(
@@ -255,7 +263,7 @@ def compare_kernels(
     drawn = replace(workload, is_drawn=False, arrays=((tokens.src, tokens.expert),))
     exchange = _shape(layer, workload.recipe, options.sms)
     precision = options.dispatch_precision
-    kernels, unpriced = _kernels(layer, exchange, traffic, terms.links, precision)
+    kernels, unpriced = _kernels(layer, exchange, traffic, (terms.links, precision), fitted)
     return ModelExchange(
         layer=layer,
         kernels=kernels,
@@ -265,6 +273,15 @@ def compare_kernels(
         copies=traffic.copies,
         simulation=simulate(drawn, schedules, terms, available=available, lenient=True),
     )
+
+
+def _fitted(options: ModelOptions, layer: ModelLayer) -> Mapping[CostKey, ExchangeCosts]:
+    """Return fitted constants; ConfigError if the layer's GPU has none of them."""
+    if options.exchange_costs is None:
+        return {}
+    fitted = read_fitted(Path(options.exchange_costs))
+    fitted.families(layer.gpu)
+    return fitted.costs
 
 
 def _experts(model: Model, options: ModelOptions) -> Experts:
@@ -395,18 +412,26 @@ def _kernels(
     layer: ModelLayer,
     shape: ExchangeShape,
     traffic: Traffic,
-    links: GpuLinks,
-    precision: Precision | None,
+    terms: tuple[GpuLinks, Precision | None],
+    fitted: Mapping[CostKey, ExchangeCosts],
 ) -> tuple[tuple[KernelTime, ...], dict[str, str]]:
-    """Return the times of kernel families, the fastest first, and why others have none."""
+    """Return the times of kernel families, the fastest first, and why others have none.
+
+    `terms` are the links, and the precision of dispatch. `fitted` are constants in place of the
+    shipped ones.
+    """
+    links, precision = terms
     if layer.ranks == 1:
         return (), {family: f"{family}: nothing is sent" for family in FAMILIES}
     token_s = bounds(traffic, links, 1).optimal_s
+    scope: Scope = "inside" if layer.domains == 1 else "across"
     priced, unpriced = [], {}
     for family, kind in FAMILIES.items():
         own = _skewed(shape, kind, traffic)
         try:
-            time = exchange_time(layer.gpu, family, own, nic=links.inter, precision=precision)
+            time = exchange_time(
+                layer.gpu, family, own, nic=links.inter, precision=precision, fitted=fitted
+            )
         except ConfigError as error:
             unpriced[family] = str(error)
             continue
@@ -421,6 +446,9 @@ def _kernels(
                 dispatch_precision=precision or kind.precision,
                 measured_on=time.measured_on,
                 extrapolated=time.extrapolated or "",
+                is_calibrated=any(
+                    (family, layer.gpu, scope, phase) in fitted for phase in PHASES
+                ),
                 layers=layer.layers,
                 phases={
                     "dispatch": _phase(time.dispatch, sizes[0], token_s, counted),

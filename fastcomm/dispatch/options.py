@@ -13,7 +13,7 @@ from fastcomm.option_fields import (
     CheckedOptions,
     option_field,
 )
-from fastcomm.options import cluster_field, compat_field, model_field
+from fastcomm.options import cluster_field, compat_field, exchange_costs_field, model_field
 from fastcomm.units import Duration
 
 Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]
@@ -222,6 +222,9 @@ class ModelOptions(CheckedOptions):
         group=NETWORK,
         metavar="NAME",
         needs=("--model",),
+    )
+    exchange_costs: str | Path | None = exchange_costs_field(
+        " Needs --model.", needs=("--model",)
     )
 
 

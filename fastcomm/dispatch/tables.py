@@ -169,6 +169,8 @@ def kernels(result: ModelExchange, console: Console | None = None) -> None:
     )
     if result.kernels:
         _say_kernels(result, console)
+    if own := [one.family for one in result.kernels if one.is_calibrated]:
+        _say(console, f"{', '.join(own)}: constants of --exchange-costs")
     for line in result.extrapolated():
         _say(console, line)
     for family, reason in result.unpriced.items():

@@ -10,10 +10,11 @@ The first tokens pass one resource after the other, which fills the pipeline.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -331,6 +332,8 @@ def _sms(costs: ExchangeCosts, family: ExchangeFamily, shape: ExchangeShape) -> 
 
 
 Scope = Literal["inside", "across"]  # one domain, or several
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+CostKey = tuple[str, str, Scope, ExchangePhase]  # family, GPU, scope, phase
 
 
 def domain_floor(
@@ -508,6 +511,7 @@ def exchange_time(
     *,
     nic: float,
     precision: Precision | None = None,
+    fitted: Mapping[CostKey, ExchangeCosts] = MappingProxyType({}),
 ) -> ExchangeTime:
     """Return the time of dispatch and combine of one layer.
 
@@ -523,6 +527,8 @@ def exchange_time(
         NIC bandwidth of a GPU, bytes/s in one direction.
     precision
         Of dispatch; None is the default of the family. Combine is bf16.
+    fitted
+        Constants in place of the shipped ones.
 
     Raises
     ------
@@ -540,7 +546,8 @@ def exchange_time(
     times = {}
     for phase in PHASES:
         kind = precision or FAMILIES[family].precision if phase == "dispatch" else "bf16"
-        costs = shipped_costs()[family, source, scope, phase]
+        shipped = shipped_costs()[family, source, scope, phase]
+        costs = fitted.get((family, name, scope, phase), shipped)
         size = token_bytes(shape.hidden, kind)
         own = phase_time(costs, family, shape, size, links)
         if scope == "across":

@@ -10,6 +10,7 @@ from statistics import NormalDist
 
 from fastcomm.hardware import expert_exchange
 from fastcomm.hardware.expert_exchange import ExchangeShape
+from fastcomm.hardware.fitted_exchange import FittedCosts
 from fastcomm.hardware.gpus import gpu
 from fastcomm.models import Experts
 from fastcomm.planning.constants import Constants
@@ -155,7 +156,8 @@ def exchange_time(plan: Plan, constants: Constants, experts: Experts) -> float:
     )
     family = next((name for name in _FAMILIES if name in plan.dispatch), "nccl")
     nic = plan.node_bytes_per_s / plan.domain
-    alone = _alone(plan.gpu, family, shape, nic, plan.has_fp8_dispatch)
+    kernels = plan.gpu, family, plan.exchange_costs
+    alone = _alone(kernels, shape, nic, plan.has_fp8_dispatch)
     # Ranks that divide an expert gather the tokens of each other.
     size = tokens * experts.top_k * plan.model.hidden * ELEMENT * plan.etp
     shared = plan_collective(plan, constants, "all_gather", size, plan.etp)
@@ -163,10 +165,21 @@ def exchange_time(plan: Plan, constants: Constants, experts: Experts) -> float:
 
 
 @lru_cache(maxsize=1 << 14)
-def _alone(name: str, family: str, shape: ExchangeShape, nic: float, is_fp8: bool) -> float:
-    """Return the time of an exchange that no other work disturbs, with even ranks."""
+def _alone(
+    kernels: tuple[str, str, FittedCosts | None], shape: ExchangeShape, nic: float, is_fp8: bool
+) -> float:
+    """Return the time of an exchange that no other work disturbs, with even ranks.
+
+    `kernels` are the GPU, the family, and fitted constants.
+    """
+    name, family, fitted = kernels
     time = expert_exchange.exchange_time(
-        name, family, shape, nic=nic, precision="fp8" if is_fp8 else "bf16"
+        name,
+        family,
+        shape,
+        nic=nic,
+        precision="fp8" if is_fp8 else "bf16",
+        fitted=fitted.costs if fitted else {},
     )
     return float(time.dispatch.total_s + time.combine.total_s)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Self
 
 from fastcomm.checks import RANKS, invalid, invalid_value, option_name
@@ -15,6 +16,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.hardware.clusters import Cluster, shipped
 from fastcomm.hardware.clusters import load as load_cluster
 from fastcomm.hardware.expert_exchange import FAMILIES
+from fastcomm.hardware.fitted_exchange import FittedCosts, read_fitted
 from fastcomm.hardware.gpus import gpu
 from fastcomm.isp.problem import memory_limit
 from fastcomm.models import Model
@@ -107,6 +109,7 @@ class Plan:
     fp8_attention: bool = False
     offloaded: int = 0  # layers whose activations are moved to the host
     memory: float | None = None  # of a GPU; None is that of the GPU's file
+    exchange_costs: FittedCosts | None = None  # in place of those that come with fastcomm
     power_share: float = 1.0  # of the GPU's usual power limit, by which compute is slower
 
     @classmethod
@@ -819,4 +822,16 @@ def job_of(
         global_batch=batch,
         seq_len=int(options.seq_len or _SEQ_LEN),
         memory=memory_limit(options) or usable * cluster.memory,
+        exchange_costs=_exchange_costs(options, model, cluster),
     )
+
+
+def _exchange_costs(options: JobOptions, model: Model, cluster: Cluster) -> FittedCosts | None:
+    """Return the constants that options name; ConfigError if no plan of the model has them."""
+    if options.exchange_costs is None:
+        return None
+    if model.experts is None:
+        raise ConfigError(f"--exchange-costs has no effect: {model.name} has no experts")
+    fitted = read_fitted(Path(options.exchange_costs))
+    fitted.families(cluster.gpu)
+    return fitted

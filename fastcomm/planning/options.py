@@ -6,7 +6,7 @@ from typing import Literal
 
 from fastcomm.isp.options import BatchOptions, CountText
 from fastcomm.option_fields import BATCH, SPACE, STRATEGY, WORKLOAD, option_field
-from fastcomm.options import cluster_field
+from fastcomm.options import cluster_field, exchange_costs_field
 from fastcomm.planning.trainers import DEFAULT
 
 
@@ -40,6 +40,7 @@ class JobOptions(BatchOptions):
         may_be_empty=False,
     )
     cluster: str | Path | None = cluster_field("dgx-h100", may_be_empty=False)
+    exchange_costs: str | Path | None = exchange_costs_field()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

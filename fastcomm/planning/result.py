@@ -57,8 +57,11 @@ def plan_of(options: PriceOptions, models: Mapping[str, Model]) -> tuple[Plan, s
 
 
 def note_on(plan: Plan, cluster: Cluster) -> str:
-    """Return what of a plan's hardware is not measured, each sentence once."""
+    """Return what of a plan's hardware is not measured, or fitted, each sentence once."""
     texts = [text for text in unmeasured(plan) if text not in cluster.note]
+    if fitted := plan.exchange_costs:
+        families = ", ".join(fitted.families(plan.gpu))
+        texts.append(f"exchange of experts by {families}: constants of {fitted.path}")
     return "; ".join(filter(None, (*texts, cluster.note)))
 
 

@@ -292,7 +292,12 @@ def test_a_strategy_is_printed_as_it_is_read():
         *({"year": 2024.5}, {"year": 2025 + 6.5 / 12}, {"pp": 2, "vp": 2}),
     )
     # What no strategy has stays: the job, and the hardware.
-    job = {"memory", "power_share", *(f.name for f in fields(Plan) if f.default is MISSING)}
+    job = {
+        "memory",
+        "exchange_costs",
+        "power_share",
+        *(f.name for f in fields(Plan) if f.default is MISSING),
+    }
     usual = {field.name: field.default for field in fields(Plan) if field.name not in job}
     for change in changes:
         changed = replace(plan, **change)
