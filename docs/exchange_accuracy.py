@@ -464,6 +464,13 @@ _PUBLISHED = """\
 What DeepEP publishes, and table 7 of arXiv 2603.07685 (HybridEP, NCCL). DeepEP V1's normal
 kernels on H800 are predicted from H100; few constants of the others are fitted to these rows.
 SMs that nobody names are the family's default. A higher time is a lower bandwidth.
+
+Two times are more than 10 % off. HybridEP on H100 gets 35 to 40 GB/s from a NIC on two nodes,
+and 48 GB/s on eight: there, the hop over NVLink (0.6 ms on one node) overlaps that over the NIC
+in part only, and the share of a NIC is one constant for all nodes. NCCL's dispatch on 64 GB200
+takes 12 % longer than its combine, which sends as many bytes over the same NVLink; up to 32
+ranks both take as long. No link and no start of a message grows so between 32 and 64 ranks
+alone, and nobody else published it: no constant is fitted to it.
 """
 
 if __name__ == "__main__":
