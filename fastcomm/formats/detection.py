@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from fastcomm.errors import ConfigError, FastcommError, TraceFileError
+from fastcomm.errors import ConfigError, FastcommError, TraceFileError, shell_quoted
 from fastcomm.files import is_local, is_special, is_url, matches, place
 from fastcomm.formats import execution_traces
 from fastcomm.formats.config import Config
@@ -210,8 +210,8 @@ def detect(paths: Sequence[str | Path], config: Config) -> Detected:
     FastcommError
         If there is no trace.
     TraceFileError
-        If there are traces of several formats; unless they are skipped, if a rank's trace is
-        packed or a directory cannot be listed.
+        If there are traces of several formats, or of several windows of `fastcomm.torch`;
+        unless they are skipped, if a rank's trace is packed or a directory cannot be listed.
 
     """
     search = Search(config=config)
@@ -229,6 +229,8 @@ def detect(paths: Sequence[str | Path], config: Config) -> Detected:
             f"{where}: traces of several formats: {kinds}; name the files of one"
         )
     ((name, files),) = sorting.by_format.items()
+    if len(windows := _profiled_windows(path.parent for path in files)) > 1:
+        raise TraceFileError(_several_windows(paths, windows))
     search.skipped.extend(_packed_ranks(sorting, files, config))
     return Detected(
         format=name,
@@ -323,6 +325,34 @@ def partials_folder(window: Path) -> Path:
     return window / ".partials"
 
 
+def _profiled_windows(folders: Iterable[Path]) -> list[Path]:
+    """Return the directories that are profiled windows, in the order of their steps."""
+    named = (path for path in dict.fromkeys(folders) if path.name.startswith("step-"))
+    windows = [path for path in named if partials_folder(path).is_dir()]
+    return sorted(windows, key=lambda path: (path.parent, len(path.name), path.name))
+
+
+def _several_windows(paths: Sequence[str | Path], windows: Sequence[Path]) -> str:
+    """Return the message that there are several profiled windows, which are not one run."""
+    where, last = ", ".join(map(str, paths)), shell_quoted(str(windows[-1]))
+    whole = f", or all with `fastcomm watch {shell_quoted(str(paths[0]))}`"
+    return (
+        f"{where}: {len(windows)} profiled windows, from {windows[0]} to {windows[-1]}. Pass "
+        f"one of them, as in `fastcomm metrics {last}`{whole if len(paths) == 1 else ''}"
+    )
+
+
+def _without_traces(paths: Sequence[str | Path], windows: Sequence[Path]) -> str:
+    """Return the message that profiled windows have no traces."""
+    if len(windows) > 1:
+        return f'{_several_windows(paths, windows)}. Other commands need traces (keep="trace")'
+    return (
+        f"{windows[0]}: the partial results of a profiled window, without its traces: they "
+        f"have what `fastcomm metrics {shell_quoted(str(windows[0]))}` and `fastcomm watch` "
+        'print; other commands need traces (keep="trace")'
+    )
+
+
 def _sorted(paths: Sequence[str | Path], search: Search, config: Config) -> _Sorting:
     """Return all candidates by format."""
     candidates = search.candidates(paths)
@@ -354,12 +384,10 @@ def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
     if sorting.packed:
         return next(iter(sorting.packed.values()))
     where = ", ".join(map(str, paths))
-    if any(partials_folder(Path(path)).is_dir() for path in paths):
-        return (
-            f"{where}: the partial results of a profiled window, without its traces: they have "
-            "what `fastcomm metrics` and `fastcomm watch` print; other commands need traces "
-            '(keep="trace")'
-        )
+    # A directory without visible files is a candidate itself.
+    folders = (folder for path in sorting.unknown for folder in (path, path.parent))
+    if windows := _profiled_windows(folders):
+        return _without_traces(paths, windows)
     if any(path.name.endswith(execution_traces.SUFFIXES) for path in sorting.unknown):
         return f"{where}: {execution_traces.REMEDY}"
     from fastcomm.formats.kineto import ranks

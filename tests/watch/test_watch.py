@@ -1,6 +1,7 @@
 """Test `fastcomm watch`: a line a window, what changed, and how it ends."""
 
 import dataclasses
+import shutil
 import threading
 import time
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from fastcomm.cli.main import main
 from fastcomm.metrics import partial_files
+from fastcomm.synthetic.traces import write
 from fastcomm.watch import command
 from fastcomm.watch.windows import ProfiledWindow, windows_below
 
@@ -209,6 +211,28 @@ def test_commands_that_need_traces_say_what_a_window_without_them_has(directory)
     for name in ("kernels", "report", "info"):
         error = CliRunner().invoke(main, [name, str(window)]).stderr
         assert "partial results of a profiled window, without its traces" in error
+
+
+@pytest.mark.parametrize("name", ["metrics", "report", "sql", "info"])
+@pytest.mark.parametrize("has_traces", [True, False])
+def test_several_windows_are_an_error_that_names_a_command_that_works(
+    tmp_path, name, has_traces
+):
+    first, last = (tmp_path / "run" / f"step-{step:06d}" for step in (13, 1000013))
+    for folder in (first, last):
+        write_window(JOB, folder)
+        shutil.rmtree(tmp_path / f"traces of run {folder.name}")
+        (folder / "report.html").write_text("")
+        if has_traces:
+            write(JOB, folder)
+    for directory in (tmp_path, tmp_path / "run"):
+        result = CliRunner().invoke(main, [name, str(directory)])
+        text = result.stderr.removeprefix(f"Error: {directory}: ").rstrip("\n")
+        assert (result.exit_code, text.count("\n")) == (1, 0), result.output
+        assert text.startswith(f"2 profiled windows, from {first} to {last}. Pass one")
+        assert f"`fastcomm metrics {last}`, or all with `fastcomm watch {directory}`" in text
+        assert ("Other commands need traces" in text) != has_traces
+    assert CliRunner().invoke(main, ["metrics", str(last)]).exit_code == 0
 
 
 def test_once_without_a_window_is_an_error(tmp_path):
