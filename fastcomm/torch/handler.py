@@ -26,6 +26,7 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastcomm.errors import ConfigError, FastcommError
@@ -44,19 +45,24 @@ _JOB = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "LSB_JOBID", "PBS_JOBID"),
 )
-# Lowers the priority before the imports, which take most of a second. Where sessions share the
-# cores, it is that of the session. The ranks of a host export at once: it lets them finish. On
-# a host without a free core it still gets a tenth of one; with the lowest priority, nothing.
+# Has a low priority before the imports, which take most of a second. Where sessions share the
+# cores, it is that of the session, which users can set ten times a second on a host: it is
+# tried twice. The ranks of a host export at once: it lets them finish. On a host without a
+# free core it still gets a tenth of one; with the lowest priority, nothing.
 _WRITER = """
-import contextlib, os, time
-with contextlib.suppress(OSError):
-    os.nice(10)
+import contextlib, os, sys, time
+if sys.argv[1:] != ["nice"]:
+    with contextlib.suppress(OSError):
+        os.nice(10)
 with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as priority:
     priority.write("10")
 time.sleep(0.2)
 from fastcomm.torch.writer import main
 main()
 """
+# Lowers the priority before Python starts, which takes a twentieth of a second of a core.
+_LOWERED = '(echo 10 >/proc/self/autogroup) 2>/dev/null; exec nice -n 10 "$0" "$@" nice'
+DONE = "fastcomm-done "  # before the errors of a recording, a line on the writer's stderr
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 # In the name of a host, they would read as a rank.
 _LIKE_RANK = re.compile(r"rank|worker|nsys|trace", re.IGNORECASE)
@@ -111,13 +117,17 @@ class _Process:
             atexit.register(self.end, 2 * recording.timeout_s)
 
     def _write_all(self) -> None:
+        writer = WriterProcess()
         while (recording := self.recordings.get()) is not None:
             try:
                 self.run = self.run or shared_run_name(recording.world_size)
-                _write(replace(recording, run=self.run))
+                writer.write(replace(recording, run=self.run))
             except Exception as error:  # nothing may disturb the training
                 if not recording.error:  # else the warning on its export is there
                     self.warn(f"rank {recording.rank}: a window is not whole", error)
+            if self.recordings.empty():
+                writer.close()  # its memory belongs to the training
+        writer.close()
 
     def end(self, timeout_s: float) -> None:
         """Wait until all recordings are written, at most for some seconds."""
@@ -382,31 +392,80 @@ def _leave(recording: RankRecording) -> None:
         Path(recording.nodes).replace(recording.folder / f"torch_et_{recording.rank}.json")
 
 
-def _write(recording: RankRecording) -> None:
-    """Write a recording in another process, and wait for it.
+class WriterProcess:
+    """A process that writes recordings one after another; the first one starts it.
 
-    If the process cannot be started, the trace stays uncompressed. Raises OSError with its
-    error.
+    Its imports take longer than a small recording.
     """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def write(self, recording: RankRecording) -> None:
+        """Have a recording written, and wait for it.
+
+        If the process cannot be started, the trace stays uncompressed. Raises OSError with its
+        error.
+        """
+        try:
+            process = self._process = self._process or _started()
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(asdict(recording)).encode() + b"\n")
+            process.stdin.flush()
+        except (OSError, ValueError):
+            self.close()
+            if recording.raw:
+                _leave(recording)
+            raise
+        if error := self._error(process):
+            raise OSError(error)
+
+    def _error(self, process: "subprocess.Popen[bytes]") -> str:
+        """Wait until a recording is written; return why it is not whole, "" if it is."""
+        assert process.stderr is not None
+        last = ""
+        for line in process.stderr:
+            text = line.decode(errors="replace").strip()
+            if (text + " ").startswith(DONE):
+                return text[len(DONE) :]
+            last = text or last
+        self.close()
+        return last or f"its process ended with {process.returncode}"
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None
+            # A data loader that was forked meanwhile holds its standard input, too.
+            with suppress(OSError):
+                process.stdin.write(b"\n")
+            process.communicate()
+
+
+def _started() -> "subprocess.Popen[bytes]":
+    """Start the process that writes recordings. Raises OSError or ValueError."""
     # The process imports what this one does; PYTHONSAFEPATH adds nothing before it.
     entries = [*filter(None, sys.path), *_homes()]
     path = os.pathsep.join(map(os.path.abspath, entries))
     # No pools of threads: the cores belong to the training.
     limits = dict.fromkeys(("OMP_NUM_THREADS", "ARROW_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-    environment = {**os.environ, **limits, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-    try:
-        process = subprocess.run(
-            [sys.executable, "-c", _WRITER],
-            input=json.dumps(asdict(recording)).encode(),
-            env=environment,
-            start_new_session=True,  # a Ctrl-C ends the training, and the trace is written
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-    except (OSError, ValueError):
-        if recording.raw:
-            _leave(recording)
-        raise
-    if process.returncode:
-        lines = process.stderr.decode(errors="replace").strip().splitlines()
-        raise OSError(lines[-1] if lines else f"its process ended with {process.returncode}")
+    return subprocess.Popen(
+        command(_WRITER),
+        env={**os.environ, **limits, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+        start_new_session=True,  # a Ctrl-C ends the training, and the trace is written
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def command(code: str) -> list[str]:
+    """Return the command that runs Python code with a low priority from its start on.
+
+    Without a shell or `nice`, the code itself lowers it.
+    """
+    python = [sys.executable, "-c", code]
+    shell = which("sh")
+    if shell is None or which("nice") is None or which(sys.executable) is None:
+        return python
+    return [shell, "-c", _LOWERED, *python]

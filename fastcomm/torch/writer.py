@@ -1,6 +1,7 @@
 """The process that writes and measures the recording of a rank, which `handler` starts.
 
-It reads a `RankRecording` as JSON from standard input. The trace appears under its name when it
+It reads each `RankRecording` as a line of JSON from standard input, and answers with a line of
+errors on standard error. The trace appears under its name when it
 is whole; then the rank is measured; and rank 0 waits for the others and reports.
 """
 
@@ -22,7 +23,7 @@ from fastcomm.option_fields import build, field_infos
 from fastcomm.options import ReadOptions
 from fastcomm.preparation import compile_kernels, open_traces
 from fastcomm.process import temporary_folder
-from fastcomm.torch.handler import RankRecording
+from fastcomm.torch.handler import DONE, RankRecording
 from fastcomm.watch.windows import ProfiledWindow
 
 _LEVEL = 1  # of compression: traces are large, and their text repeats itself
@@ -31,8 +32,26 @@ _TAIL = 64  # bytes at the end of a file, to tell whether it is whole
 
 
 def main() -> None:
-    """Write the recording on standard input; an error is a line, and exit code 1."""
-    recording = RankRecording(**json.load(sys.stdin))
+    """Write the recordings on standard input until an empty line or its end."""
+    for line in iter(sys.stdin.readline, ""):
+        if not line.strip():
+            break
+        errors = write_recording(RankRecording(**json.loads(line)))
+        sys.stdout.flush()
+        with suppress(OSError):  # the training has ended
+            sys.stderr.write(f"{DONE}{'; '.join(errors)}\n")
+            sys.stderr.flush()
+
+
+def write_recording(recording: RankRecording) -> list[str]:
+    """Write and measure a recording, and report its window; return what went wrong, in lines.
+
+    Parameters
+    ----------
+    recording
+        The trace of a rank. Its raw trace is removed.
+
+    """
     window = ProfiledWindow(folder=recording.folder, step=recording.step)
     errors, has_steps = [], True
     try:
@@ -46,8 +65,7 @@ def main() -> None:
             _report(recording, window)
         except (FastcommError, OSError) as error:
             errors.append(inert(str(error)))
-    if errors:
-        sys.exit("; ".join(errors))
+    return [" ".join(text.split()) for text in errors]
 
 
 def _options(recording: RankRecording) -> tuple[ReadOptions, MetricsOptions]:

@@ -95,12 +95,8 @@ def _arriving(
     while True:
         is_there = options.once or directory.exists()
         new = [*windows_below(directory, watch.reported)] if is_there else []
-        ready = [
-            window for window in new if options.once or _is_ready(window, options.patience)
-        ]
-        yield from sorted(
-            ready, key=lambda window: (window.run_name, window.step, window.number)
-        )
+        ready = [*_ready(new, options)]
+        yield from ready
         if options.once and not ready:
             raise FastcommError(
                 f"{directory}: no profiled window of fastcomm.torch.trace_handler; a copy "
@@ -114,6 +110,22 @@ def _arriving(
             return
         else:
             time.sleep(_POLL_S)
+
+
+def _ready(
+    windows: "Sequence[ProfiledWindow]", options: WatchOptions
+) -> "Iterator[ProfiledWindow]":
+    """Yield the windows to report, in order of their steps; later ones of a run wait.
+
+    So a watch that is started anew prints the same lines, from the same first windows.
+    """
+    waiting = set[Path]()
+    for window in sorted(windows, key=lambda one: (one.run_name, one.step, one.number)):
+        run = window.folder.parent
+        if options.once or (run not in waiting and _is_ready(window, options.patience)):
+            yield window
+        else:
+            waiting.add(run)
 
 
 def _is_ready(window: "ProfiledWindow", patience_s: float) -> bool:

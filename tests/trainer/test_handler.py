@@ -1,6 +1,5 @@
 """Test the handler of finished traces with a profiler that needs no PyTorch."""
 
-import io
 import json
 import logging
 import os
@@ -10,7 +9,6 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from builders.fake_profiler import FakeProfiler
@@ -56,20 +54,18 @@ def processes():
 @pytest.fixture(autouse=True)
 def _writer(request, monkeypatch):
     if "processes" not in request.fixturenames:
-        here = SimpleNamespace(run=write_here, PIPE=subprocess.PIPE)
-        monkeypatch.setattr(handler, "subprocess", here)
+        monkeypatch.setattr(handler, "WriterProcess", WriterHere)
 
 
-def write_here(command, *, input, **_):  # noqa: A002 - as that of subprocess
-    """Run the writer in this process, and return what its process would."""
-    assert command[2] == handler._WRITER
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdin", io.StringIO(input.decode()))
-        try:
-            writer.main()
-        except SystemExit as end:
-            return subprocess.CompletedProcess(command, 1, stderr=f"{end.code}\n".encode())
-    return subprocess.CompletedProcess(command, 0, stderr=b"")
+class WriterHere:
+    """Writes recordings in this process."""
+
+    def write(self, recording):
+        if errors := writer.write_recording(recording):
+            raise OSError("; ".join(errors))
+
+    def close(self):
+        pass
 
 
 def record(traces, directory, monkeypatch, step=13, cut=1.0, ranks=range(RANKS), **options):
@@ -373,6 +369,74 @@ def test_a_fork_neither_writes_nor_waits_for_windows_of_its_parent(traces, tmp_p
     assert (done.returncode, done.stderr) == (0, "")
     steps = sorted(window.step for window in windows_below(tmp_path))
     assert steps == [5, 7]
+
+
+def test_windows_that_wait_are_written_by_one_process(traces, tmp_path, monkeypatch, processes):
+    started, start = [], handler._started
+    monkeypatch.setattr(handler, "_started", lambda: started.append(start()) or started[-1])
+    handle = fastcomm.torch.trace_handler(tmp_path, keep="partial")
+    monkeypatch.setenv("RANK", "0")
+    for step, cut in ((5, 1), (7, 0.5), (9, 1)):
+        handle(FakeProfiler(traces[0], step, cut))
+    handler._process.end(600)
+    assert [process.returncode for process in started] == [0]
+    windows = {window.step: window for window in windows_below(tmp_path)}
+    assert [*windows[7].failed] == [0]  # an error of one is none of the others
+    assert windows[5].metrics().ranks == windows[9].metrics().ranks == (0,)
+
+
+def test_a_writer_that_is_killed_costs_its_window_alone(
+    traces, tmp_path, monkeypatch, caplog, processes
+):
+    started, start = [], handler._started
+    monkeypatch.setattr(handler, "_started", lambda: started.append(start()) or started[-1])
+    handle = fastcomm.torch.trace_handler(tmp_path, keep="partial")
+    monkeypatch.setenv("RANK", "0")
+    with caplog.at_level(logging.WARNING, "fastcomm"):
+        handle(FakeProfiler(traces[0], 5))
+        while not started:
+            time.sleep(0.01)
+        handle(FakeProfiler(traces[0], 7))
+        started[0].kill()
+        handler._process.end(600)
+    assert [process.returncode for process in started] == [-signal.SIGKILL, 0]
+    assert "its process ended with -9" in caplog.messages[0]
+    assert [window.step for window in windows_below(tmp_path)] == [7]
+
+
+def test_a_fork_that_lives_on_does_not_keep_the_writer(traces, tmp_path):
+    body = """
+    import atexit
+    atexit.register(lambda: os.kill(child, 9))  # after the end of the handler
+    state = fastcomm.torch.handler
+    start, writers = state._started, []
+    state._started = lambda: writers.append(start()) or writers[0]
+    handle(FakeProfiler(Path(TRACE), 5))
+    while not writers:
+        time.sleep(0.001)
+    child = os.fork()
+    if not child:
+        os.closerange(0, 3)
+        time.sleep(600)
+    """
+    done = program(traces, tmp_path, body)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("has_nice", [True, False])
+def test_the_writer_has_a_low_priority_before_python_starts(monkeypatch, has_nice):
+    if not has_nice:
+        monkeypatch.setattr(handler, "which", lambda _: None)
+    own = "import os, sys; print(os.nice(0), sys.argv[1:])"
+    words = handler.command(own)
+    output = subprocess.check_output(words, text=True, start_new_session=True)
+    lowered = min(os.nice(0) + 10, 19)
+    if has_nice:
+        assert output == f"{lowered} ['nice']\n"
+    first, _, _ = handler._WRITER.partition("from fastcomm")
+    words = handler.command(f"{first}{own}")
+    output = subprocess.check_output(words, text=True, start_new_session=True)
+    assert output.split()[0] == str(lowered)
 
 
 def test_the_writer_has_a_low_priority_before_it_imports_anything():

@@ -1,6 +1,7 @@
 """Test `fastcomm watch`: a line a window, what changed, and how it ends."""
 
 import dataclasses
+import os
 import shutil
 import threading
 import time
@@ -95,6 +96,23 @@ def test_a_link_that_is_slower_than_its_peers_is_a_cause_and_no_other_line(tmp_p
     _, block = lines_of(tmp_path, grid, slow)
     assert "new: A link among ranks" in block
     assert "slower:" not in block
+
+
+def test_a_window_waits_for_an_earlier_one_so_that_a_new_watch_prints_the_same(tmp_path):
+    first = write_window(JOB, tmp_path / "run" / "step-000013", ranks=(0, 1))
+    write_window(SLOW, tmp_path / "run" / "step-000513", ranks=(0, 1))
+    write_window(JOB, tmp_path / "run2" / "step-000013")
+    arrival = time.time() + 3
+    for path in first.measured.values():
+        os.utime(path, (arrival, arrival))
+    lines = [
+        watch(tmp_path, *words).stdout.splitlines()
+        for words in (("--patience", "0", "--idle", "4"), ("--once",))
+    ]
+    names = [line.split(":")[0] for line in lines[0] if line.startswith("run")]
+    assert sorted(names) == ["run/step-000013", "run/step-000513", "run2/step-000013"]
+    assert names.index("run/step-000013") < names.index("run/step-000513")
+    assert sorted(lines[0]) == sorted(lines[1])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fastcomm.watch.windows import windows_below
 RANKS, SUSPECT, FULL, DEAD = 4, 2, 1, 3
 STEPS = [8, 28, 48]  # at which windows end
 _WORKER = Path(__file__).with_name("worker.py")
-_TIMEOUT_S = 300
+_TIMEOUT_S = 600
 
 
 def start(directory, fault):
