@@ -17,7 +17,6 @@ from textwrap import fill
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
 
 from fastcomm.hardware.gpus import FloatArray, gpu
 from fastcomm.models import Model, load_models
@@ -586,6 +585,8 @@ def order(rows: Iterable[RunPrice], equal: float = 1.05) -> float:
     It is Spearman's coefficient, whose covariance and variances are sums over pairs, without
     the pairs whose throughput differs by at most the factor `equal`; with 1 of all pairs.
     """
+    from scipy.stats import rankdata  # slow to import
+
     groups: dict[tuple[str, str], list[RunPrice]] = {}
     for row in rows:
         groups.setdefault(row.run.group, []).append(row)

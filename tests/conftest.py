@@ -40,6 +40,16 @@ def pytest_configure(config):
         providers._get_local_constants = lambda: providers._local_constants
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Stop the garbage collector while tests are collected: what is imported stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish():
     """Let the garbage collector look less often at what stays: thousands of tests do."""
     gc.collect()
