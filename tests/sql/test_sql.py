@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import fastcomm
 from fastcomm.cli.main import main
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.sql import events, prompt, run_tables
+from fastcomm.sql import database, events, prompt, run_tables
 from fastcomm.sql.database import RunDatabase
 from fastcomm.sql.options import SqlOptions
 from fastcomm.sql.run_tables import RunTables
@@ -307,27 +307,31 @@ def test_rows_spill_outside_of_the_working_directory(run, tmp_path, monkeypatch)
     spill.mkdir()
     monkeypatch.chdir(work)
     monkeypatch.setattr(tempfile, "tempdir", str(spill))
-    sizes = []
+    changes = []
 
-    def watch():
-        while not done.is_set():
-            sizes.append(sum(1 for _ in spill.rglob("*.tmp")))
-            time.sleep(0.005)
+    def noted(function):
+        """Note when the directory's files were last created or removed, as it has it."""
 
-    done = threading.Event()
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+        def wrapped(*folder):
+            changes.extend(path.stat().st_mtime_ns for path in folder)
+            made = function(*folder)
+            changes.extend(path.stat().st_mtime_ns for path in spill.iterdir())
+            return made
+
+        return wrapped
+
+    for name in ("make_folder", "remove_folder"):
+        monkeypatch.setattr(database, name, noted(getattr(database, name)))
     sql = """
         select count(*) from (
           select a, b, row_number() over (order by b) as r
           from (select range as a, hash(range) || repeat('a', 60) as b from range(1000000))
         ) where r % 1000 = 0"""
-    try:
-        assert rows(run, sql, memory_limit="64Mi", threads=1) == [(1000,)]
-    finally:
-        done.set()
-        watcher.join()
-    assert max(sizes) > 0
+    for limit, has_spilled in (("1Gi", False), ("64Mi", True)):
+        assert rows(run, sql, memory_limit=limit, threads=1) == [(1000,)]
+        made, removed = changes
+        assert (removed > made) == has_spilled
+        changes.clear()
     assert list(work.iterdir()) == []
     assert list(spill.iterdir()) == []
 

@@ -448,7 +448,8 @@ def test_the_writer_has_a_low_priority_before_it_imports_anything():
         [sys.executable, "-c", code + group * has_groups],
         capture_output=True, text=True, check=True, start_new_session=True,
     ).stdout  # fmt: skip
-    assert output.split() == ["10", "False", *["10"] * has_groups]
+    low = min(os.nice(0) + 10, 19)  # of what pytest has, up to the lowest there is
+    assert output.split() == [f"{low}", "False", *["10"] * has_groups]
 
 
 def test_the_handler_imports_neither_pytorch_nor_what_measures():
