@@ -388,7 +388,8 @@ async def answers_of_client(folder: Path) -> tuple[dict[str, Any], list[dict[str
     """Return the answers of the scripted client, and what each run took."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
     words = ["-P", "-m", "fastcomm", "mcp", str(folder / "runs"), "--workers", "2"]
-    environment = {"PYTHONPATH": path, "HOME": os.environ.get("HOME", "/")}
+    homes = ("HOME", "XDG_CACHE_HOME")  # without them the server compiles its kernels anew
+    environment = {"PYTHONPATH": path, **{n: os.environ[n] for n in homes if n in os.environ}}
     server = StdioServerParameters(command=sys.executable, args=words, env=environment)
     questions = json.loads((folder / "questions.json").read_text("utf-8"))["questions"]
     async with Client(stdio_client(server)) as client:
