@@ -36,15 +36,17 @@ def messages(*words):
 def test_fused_experts_print_the_variable_that_fuses_them():
     words = ("--model", "qwen3-30b-a3b", "--gpus", "8", "--global-batch", "64")
     rack = (*words, "--cluster", "gb200", "--precision", "fp8")
-    arguments, text = messages(*rack)
+    few = "cp=1,pp=1"  # of the search, which is not what is tested here
+    fused = (*rack, "--fix", few)
+    arguments, text = messages(*fused)
     assert "--use-transformer-engine-op-fuser" in arguments
     assert "set NVTE_CUTEDSL_FUSED_GROUPED_MLP=1" in text
-    document = json.loads(invoke("plan", *rack, "--launch", "megatron", "--json").stdout)
+    document = json.loads(invoke("plan", *fused, "--launch", "megatron", "--json").stdout)
     assert any("NVTE_CUTEDSL_FUSED_GROUPED_MLP" in line for line in document["launch_needs"])
-    arguments, text = messages(*rack, "--fix", "fused-experts=no")
+    arguments, text = messages(*rack, "--fix", f"fused-experts=no,{few}")
     assert "NVTE_" not in text
     # Blackwell overlaps by any number of connections.
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in messages(*rack, "--fix", "tp=2")[1]
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in messages(*rack, "--fix", f"tp=2,{few}")[1]
 
 
 @pytest.mark.parametrize(("size", "other"), [("tp=2", "cp=1"), ("tp=1", "cp=2")])

@@ -96,6 +96,14 @@ def store(folder):
     return fastcomm.open(folder / "store")
 
 
+@pytest.fixture(scope="module")
+def everything(run, store):
+    """The events of all ranks, of the traces and of the store."""
+    sql = "select name, rank, kind, duration_ns from events"
+    opened = {"run": run, "store": store}
+    return {kind: pa.table(one.sql(sql).to_arrow()) for kind, one in opened.items()}
+
+
 def rows(run, sql, **options):
     return [tuple(row.values()) for row in run.sql(sql, **options).rows()]
 
@@ -126,13 +134,11 @@ def test_the_list_of_files_answers_without_a_trace(folder, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("kind", ["run", "store"])
-def test_only_the_ranks_of_the_conditions_are_read(request, kind, condition, ranks):
+def test_only_the_ranks_of_the_conditions_are_read(request, everything, kind, condition, ranks):
     opened = request.getfixturevalue(kind)
     result = opened.sql(f"select name, rank from events where {condition}")
     assert result.reads[0].ranks == ranks
-    everything = opened.sql("select name, rank, kind, duration_ns from events")
-    whole = pa.table(everything.to_arrow())
-    (expected,) = rows_of(whole, condition)
+    (expected,) = rows_of(everything[kind], condition)
     assert result.row_count == expected
 
 
@@ -325,10 +331,11 @@ def test_rows_spill_outside_of_the_working_directory(run, tmp_path, monkeypatch)
     sql = """
         select count(*) from (
           select a, b, row_number() over (order by b) as r
-          from (select range as a, hash(range) || repeat('a', 60) as b from range(1000000))
+          from (select range as a, hash(range) || repeat('a', 60) as b from range({}))
         ) where r % 1000 = 0"""
-    for limit, has_spilled in (("1Gi", False), ("64Mi", True)):
-        assert rows(run, sql, memory_limit=limit, threads=1) == [(1000,)]
+    for number, has_spilled in ((1000, False), (1_000_000, True)):
+        found = rows(run, sql.format(number), memory_limit="64Mi", threads=1)
+        assert found == [(number // 1000,)]
         made, removed = changes
         assert (removed > made) == has_spilled
         changes.clear()
