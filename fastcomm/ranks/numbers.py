@@ -26,6 +26,7 @@ from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints
 _MOVED = 4  # places
 _LEAST = 3  # calls in common
 _BETTER = 4  # times
+_HARDLY = 25  # times as far apart are clocks elsewhere
 _NOISE_NS = 5_000  # ends of one collective differ by about this much
 
 
@@ -96,7 +97,8 @@ def _may_be_wrong(calls: NumberedCalls, rows: Ints, number: Ints) -> bool:
     if (other != step)[(step != NULL) & (other != NULL)].any():
         return True
     one[number] = stop
-    return bool((np.abs(one[number] - stop) > NEAR_CLOCKS_NS).any())
+    most = NEAR_CLOCKS_NS if (step != NULL).any() else SURE_NS
+    return bool((np.abs(one[number] - stop) > most).any())
 
 
 def _groups(calls: NumberedCalls, rows: Ints) -> Iterator[tuple[int, list[Ints]]]:
@@ -121,19 +123,29 @@ def _verdict(calls: NumberedCalls, instance: Ints, reference: Ints, own: Ints) -
     rows, own_rows = reference[both_own], own[common]
     late = calls.stop[own_rows] - calls.stop[rows]
     here = _fit(late, calls.step[rows], calls.step[own_rows])
-    if not here.unequal_steps and here.worst <= SURE_NS:
+    has_steps = bool((calls.step[own] != NULL).any() and (calls.step[reference] != NULL).any())
+    if has_steps and not here.unequal_steps and here.worst <= SURE_NS:
         return "right"
     is_far = here.ahead > NEAR_CLOCKS_NS
     items, others = _items(calls, reference, own)
     place = np.full(len(own), NONE, np.int64)
     place[common] = both_own
-    if _is_moved(items, others, place, here):
-        return "wrong"
+    by_moves = _verdict_by_moves(items, others, place, here)
     # Numbers that are one off differ in the steps of the first or last collective of each.
-    if not here.unequal_steps and (not is_far or here.spread <= SURE_NS):
-        return "right"
-    differs = is_far and 2 * here.unequal_steps > len(both)
-    return _verdict_by_ends(items, others, place, differs=differs)
+    is_plausible = not here.unequal_steps and (not is_far or here.spread <= SURE_NS)
+    if by_moves == "wrong" or (is_plausible and by_moves == "right"):
+        return by_moves
+    is_contradicted = 2 * here.unequal_steps > len(both)
+    by_ends = _verdict_by_ends(items, others, place, differs=is_far and is_contradicted)
+    if by_ends == "right" and is_contradicted and not _count_anew(items, others):
+        return "unclear"
+    return by_moves if by_ends == "right" else by_ends
+
+
+def _count_anew(items: Items, own: Items) -> bool:
+    """Return whether both ranks may number steps from the start of their recordings."""
+    firsts = (int(steps.min()) for steps in (one[one != NULL] for one in (items[2], own[2])))
+    return all(first <= 1 for first in firsts)
 
 
 def _verdict_by_ends(items: Items, own: Items, place: Ints, *, differs: bool) -> str:
@@ -149,13 +161,15 @@ def _verdict_by_ends(items: Items, own: Items, place: Ints, *, differs: bool) ->
     return "unclear"
 
 
-def _is_moved(items: Items, own: Items, place: Ints, here: "_Fit") -> bool:
-    """Return whether calls fit better a few places from where their numbers say.
+def _verdict_by_moves(items: Items, own: Items, place: Ints, here: "_Fit") -> str:
+    """Return "wrong", "unclear" or "right", by how calls fit where numbers do not say.
 
-    `here` is how they fit where those say. Some count from 0, others from 1. Either ends agree
-    clearly better there, or steps do, and clocks, and ends not worse.
+    `here` is how they fit where those say. Some count from 0, others from 1. Numbers are wrong
+    if clocks fit better few places away, and ends agree clearly better, or steps do, and ends
+    not worse. They are unclear if steps alone fit better, or, without steps, clocks are equal.
     """
-    for by in (*range(-_MOVED, 0), *range(1, _MOVED + 1)):
+    verdict = "right"
+    for by in _moves(items, own, place):
         rows = np.flatnonzero(place != NONE)
         rows = rows[(place[rows] + by >= 0) & (place[rows] + by < len(items.code))]
         other = np.full_like(place, NONE)
@@ -164,14 +178,40 @@ def _is_moved(items: Items, own: Items, place: Ints, here: "_Fit") -> bool:
             continue
         to = other[rows]
         there = _fit(own.stop[rows] - items.stop[to], items.step[to], own.step[rows])
-        if _BETTER * there.ahead > here.ahead:
-            continue
         is_in_step = _BETTER * there.unequal_steps < here.unequal_steps
-        is_closer = there.worst <= SURE_NS and _BETTER * _above_noise(there.worst) <= here.worst
         is_in_step &= there.spread <= _above_noise(here.spread)
-        if is_in_step or is_closer or are_clearer(items, own, place, other):
-            return True
-    return False
+        if abs(by) <= _MOVED and _BETTER * there.ahead <= here.ahead:
+            is_closer = there.worst <= SURE_NS
+            is_closer &= _BETTER * _above_noise(there.worst) <= here.worst
+            if is_in_step or is_closer or are_clearer(items, own, place, other):
+                return "wrong"
+        # One call of a step may begin before its mark on one rank alone.
+        is_contradicted = is_in_step and abs(by) > 1 and not _count_anew(items, own)
+        if is_contradicted or (not here.has_steps and _have_equal_clocks(here, there, items)):
+            verdict = "unclear"
+    return verdict
+
+
+def _moves(items: Items, own: Items, place: Ints) -> list[int]:
+    """Return some places by which numbers may be off: few, or where clocks or steps agree."""
+    rows = np.flatnonzero(place != NONE)
+    moves = {*range(-_MOVED, 0), *range(1, _MOVED + 1)}
+    after = np.clip(np.searchsorted(items.stop, own.stop[rows]), 1, len(items.stop) - 1)
+    is_before = own.stop[rows] - items.stop[after - 1] < items.stop[after] - own.stop[rows]
+    moves.add(int(np.median(after - is_before - place[rows])))
+    own_step, steps = np.maximum.accumulate(own.step), np.maximum.accumulate(items.step)
+    begin, own_begin = (np.searchsorted(of, own_step[rows]) for of in (steps, own_step))
+    is_shared = np.isin(own_step[rows], steps) & (own_begin > 0) & (begin > 0)
+    if is_shared.any():
+        moves.add(int(np.median((begin + rows - own_begin - place[rows])[is_shared])))
+    return sorted(moves - {0}, key=abs)
+
+
+def _have_equal_clocks(here: "_Fit", there: "_Fit", items: Items) -> bool:
+    """Return whether clocks agree there so closely as they hardly do by chance."""
+    gap = int(np.median(np.diff(items.stop)))
+    is_equal = _HARDLY * there.ahead <= min(here.ahead, gap) and there.ahead <= SURE_NS
+    return is_equal and there.spread <= _above_noise(here.spread)
 
 
 def _above_noise(ns: int) -> int:
@@ -184,6 +224,7 @@ class _Fit(NamedTuple):
     ahead: int  # absolute difference of the clocks, ns
     apart: Ints  # deviations of ends from that, ns
     unequal_steps: int  # number of calls
+    has_steps: bool  # whether any call has one on both ranks
 
     @property
     def worst(self) -> int:
@@ -201,7 +242,7 @@ def _fit(late: Ints, step: Ints, own_step: Ints) -> _Fit:
     is_known = (step != NULL) & (own_step != NULL)
     unequal = int((step != own_step)[is_known].sum())
     ahead = int(np.median(late))
-    return _Fit(abs(ahead), np.abs(late - ahead), unequal)
+    return _Fit(abs(ahead), np.abs(late - ahead), unequal, bool(is_known.any()))
 
 
 def _items(calls: NumberedCalls, reference: Ints, own: Ints) -> tuple[Items, Items]:

@@ -32,6 +32,7 @@ _FAR_NS = 100_000_000
 # A sequence that repeats itself looks alike a few steps later. A place is the only one if ends
 # agree better than those of the sequence with itself later, by this factor.
 _BETTER = 4
+_BY_CHANCE = 1_000  # of so many places, one fits by chance
 _LEAST_REPEATED = 3  # items
 _ALIKE = 0.95  # share of equal codes
 # Ends of one collective differ by about this much: agreement below says nothing.
@@ -178,7 +179,12 @@ class Repeats:
 
         """
         later, others = self._others
-        return not len(later) or _is_better(spread, others) or _is_near(ahead, later)
+        if not len(later):
+            return True
+        alike = np.abs(later[others <= 2 * int(others.min())])
+        duration = int(self._items.stop[-1] - self._items.stop[0])
+        times = round(duration / max(int(alike.min()), 1))
+        return _is_better(spread, others, times) or _is_near(ahead, later)
 
     def exclude_by_clock(self, ahead: int) -> bool:
         """Return whether clocks so far apart agree better than in any of these places."""
@@ -193,9 +199,13 @@ def spread_of(deviation: Ints) -> Ints:
     return np.quantile(np.abs(deviation), 0.9, axis=-1).astype(np.int64)
 
 
-def _is_better(spread: int, others: Ints) -> bool:
-    """Whether ends deviate little, and by much less than elsewhere."""
-    return spread <= SURE_NS and _BETTER * max(spread, _NOISE_NS) <= int(others.min())
+def _is_better(spread: int, others: Ints, times: int = _MOST_ITEMS) -> bool:
+    """Whether ends deviate little, and by much less than elsewhere.
+
+    The fewer `times` a sequence repeats itself, the more do they by chance.
+    """
+    factor = max(_BETTER, _BY_CHANCE ** (1 / max(times - 1, 1)))
+    return spread <= SURE_NS and factor * max(spread, _NOISE_NS) <= int(others.min())
 
 
 def _is_near(ahead: int, others: Ints) -> bool:

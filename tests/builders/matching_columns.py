@@ -6,7 +6,7 @@ from fastcomm.ranks.matching import CollectiveCalls, match
 from fastcomm_kernels.arrays import NONE, NULL
 
 
-def matched_places(stops, steps):
+def matched_places(stops, steps, sizes=None):
     """Pairs of calls, one of each rank, that are one collective; without sequence numbers."""
     counts = [len(stop) for stop in stops]
     rows = sum(counts)
@@ -15,7 +15,7 @@ def matched_places(stops, steps):
         group=np.zeros(rows, np.int64),
         op=np.zeros(rows, np.int64),
         seq=np.full(rows, NULL),
-        size=np.full(rows, 4096),
+        size=np.full(rows, 4096) if sizes is None else np.concatenate(sizes),
         stop=np.concatenate(stops),
         step=np.concatenate(steps),
     )

@@ -103,3 +103,33 @@ def test_one_call_at_a_boundary_of_steps_disproves_no_number(ahead):
 
 def changed(calls, **columns):
     return CollectiveCalls(**{n: getattr(calls, n) for n in calls.__slots__} | columns)
+
+
+@pytest.mark.parametrize("by", [2, -3, 7, 20])
+@pytest.mark.parametrize("ahead", [7_300_000, 10**12])
+def test_numbers_of_which_the_marks_say_otherwise_match_nothing(by, ahead):
+    _, own = calls(0, ahead, first=(40, 40 + by), steps=(4, 4))
+    matches = match(own)
+    assert not matches.count
+    assert matches.dropped == 6 * PER_STEP
+
+
+@pytest.mark.parametrize("ahead", [0, 10**9])
+@pytest.mark.parametrize("jitter", [0, 100_000])
+def test_numbers_that_join_recordings_without_a_common_step_match_nothing(ahead, jitter):
+    _, own = calls(jitter, ahead, first=(40, 97), steps=(4, 10))
+    assert not match(own).count
+
+
+@pytest.mark.parametrize("by", [1, -1, 3, 7, 20])
+def test_numbers_that_equal_clocks_contradict_match_nothing_without_marks(by):
+    _, own = calls(0, 0, first=(40, 40 + by), steps=(4, 4), known=False)
+    assert not match(own).count
+
+
+@pytest.mark.parametrize("ahead", [420_000, 7_300_000, 10**12])
+def test_numbers_are_right_without_marks_where_clocks_tell_nothing(ahead):
+    row, own = calls(0, ahead, first=(40, 60), known=False)
+    members = [of for of in pairs(row, match(own)) if len(of) > 1]
+    assert all(one == other for one, other in members)
+    assert len(members) == 4 * PER_STEP

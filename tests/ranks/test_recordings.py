@@ -170,3 +170,15 @@ def test_noise_and_drift_of_clocks_do_not_contradict_numbers():
         found = matched_places([ranks[0][1], stop], [steps for *_, steps in ranks])
         assert len(found) == 5 * CALLS
         assert all(ranks[0][0][a] == ranks[1][0][b] for a, b in found)
+
+
+@pytest.mark.parametrize("jitter", [0.005, 0.01, 0.02])
+@pytest.mark.parametrize("windows", [((3, 4), (9, 10)), ((2, 4), (15, 17))])
+def test_ends_of_few_steps_that_agree_by_chance_are_no_match(jitter, windows):
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        ends, step = job(jitter, seed)
+        ranks = both(ends, step, windows, 10**12, (0, 0), random)
+        unknown = [np.full(len(steps), NULL) for *_, steps in ranks]
+        sizes = [call % CALLS + 1 for call, *_ in ranks]  # repeated in each step alone
+        assert not matched_places([stop for _, stop, _ in ranks], unknown, sizes)
