@@ -137,7 +137,8 @@ def _verdict(calls: NumberedCalls, instance: Ints, reference: Ints, own: Ints) -
         return by_moves
     is_contradicted = 2 * here.unequal_steps > len(both)
     by_ends = _verdict_by_ends(items, others, place, differs=is_far and is_contradicted)
-    if by_ends == "right" and is_contradicted and not _count_anew(items, others):
+    is_refused = is_contradicted and here.ahead > SURE_NS  # on equal clocks, marks are wrong
+    if by_ends == "right" and is_refused and not _count_anew(items, others):
         return "unclear"
     return by_moves if by_ends == "right" else by_ends
 
@@ -186,8 +187,10 @@ def _verdict_by_moves(items: Items, own: Items, place: Ints, here: "_Fit") -> st
             if is_in_step or is_closer or are_clearer(items, own, place, other):
                 return "wrong"
         # One call of a step may begin before its mark on one rank alone.
-        is_contradicted = is_in_step and abs(by) > 1 and not _count_anew(items, own)
-        if is_contradicted or (not here.has_steps and _have_equal_clocks(here, there, items)):
+        is_contradicted = is_in_step and abs(by) > 1 and here.ahead > SURE_NS
+        if (is_contradicted and not _count_anew(items, own)) or (
+            not here.has_steps and _have_equal_clocks(here, there, items)
+        ):
             verdict = "unclear"
     return verdict
 
