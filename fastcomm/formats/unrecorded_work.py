@@ -10,7 +10,7 @@ import numpy as np
 
 from fastcomm import regexes
 from fastcomm.trace.events import Events
-from fastcomm.trace.host_names import COPY_CALL, KERNEL_LAUNCH
+from fastcomm.trace.host_names import COPY_CALL, GRAPH_LAUNCH, KERNEL_LAUNCH
 from fastcomm.trace.iterations import DeviceWork, Iterations, up_to_next
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import NULL, Flags, Ints
@@ -67,17 +67,36 @@ def find_unanswered(
     if not is_launched.any():
         return nothing
     calls, is_absent = _calls(events)
+    steps = up_to_next(marks)
+    launches, unrecorded = _counts(events, steps, calls, calls[is_absent])
     absent = int(is_absent.sum())
+    graphs, absent_graphs = _counts(events, steps, *_graph_launches(events))
+    if ((graphs > 0) & (absent_graphs == 0)).any():  # else graphs may have no work
+        launches, unrecorded = launches + graphs, unrecorded + absent_graphs
+        absent += int(absent_graphs.sum())
     unjoined = ~is_launched & (work.start >= work.start[is_launched].min())
     if not absent or unjoined.sum() >= absent:
         return nothing
-    steps = up_to_next(marks)
-    launches, unrecorded = (
-        np.searchsorted(start, steps.stop) - np.searchsorted(start, steps.start)
-        for start in (np.sort(events.start[own]) for own in (calls, calls[is_absent]))
-    )
     is_incomplete = (unrecorded > _LEAST_SHARE * launches) & (np.arange(len(none)) < count)
     return Unanswered(is_incomplete, launches, unrecorded)
+
+
+def _counts(events: Events, steps: Iterations, *calls: Ints) -> tuple[Ints, ...]:
+    """Return how many of some calls begin in each step, for each of several sets of calls."""
+    starts = [np.sort(events.start[rows]) for rows in calls]
+    return tuple(
+        np.searchsorted(start, steps.stop) - np.searchsorted(start, steps.start)
+        for start in starts
+    )
+
+
+def _graph_launches(events: Events) -> tuple[Ints, Ints]:
+    """Return the launches of graphs, and those of which no work is recorded."""
+    rows = _named(events, GRAPH_LAUNCH)
+    work = events.rows("kernel", "memcpy", "memset")
+    is_absent = ~np.isin(rows, events.launch_of(work))
+    is_absent &= ~np.isin(events.correlation[rows], [NULL, *events.correlation[work]])
+    return rows, rows[is_absent]
 
 
 def _calls(events: Events) -> tuple[Ints, Flags]:

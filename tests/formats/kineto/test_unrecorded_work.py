@@ -166,3 +166,37 @@ def test_work_without_a_launch_may_be_that_of_the_calls(tmp_path):
         for e in FIVE
     ]
     assert reasons(measured(tmp_path, events)) == []
+
+
+def graph_step(number):
+    """A graph of two kernels, launched as the step begins."""
+    at, call = STEP * number, number + 1
+    launch = k.event(
+        "cudaGraphLaunch", "cuda_runtime", at + 10, 5, pid=100, tid=1, correlation=call
+    )
+    kernels = [
+        k.kernel("gemm", at + 50 + 450 * node, 400, correlation=call, graph_node_id=node + 1)
+        for node in range(2)
+    ]
+    return [k.mark(f"ProfilerStep#{number}", at, STEP), launch, *kernels]
+
+
+GRAPHS = [event for number in range(5) for event in graph_step(number)]
+
+
+def test_a_step_whose_graph_has_no_recorded_work_is_left_out_and_not_idle(tmp_path):
+    metrics = measured(tmp_path, without_work(GRAPHS, 2 * STEP, 3 * STEP))
+    assert steps_of(metrics) == [0, 1, 3, 4]
+    (reason,) = reasons(metrics)
+    assert reason.startswith("iteration 2 is left out: the work of 1 of 1 launched")
+    assert metrics.breakdown.exact["idle"] == pytest.approx(0.2)
+
+
+def test_graphs_that_are_without_work_in_every_step_are_empty(tmp_path):
+    empty = [
+        k.event("cudaGraphLaunch", "cuda_runtime", at, 5, pid=100, tid=1, correlation=call)
+        for at, call in ((STEP * number + 20, 100 + number) for number in range(5))
+    ]
+    metrics = measured(tmp_path, GRAPHS + empty)
+    assert steps_of(metrics) == [0, 1, 2, 3, 4]
+    assert reasons(metrics) == []
