@@ -137,7 +137,8 @@ def _verdict(calls: NumberedCalls, instance: Ints, reference: Ints, own: Ints) -
         return by_moves
     is_contradicted = 2 * here.unequal_steps > len(both)
     by_ends = _verdict_by_ends(items, others, place, differs=is_far and is_contradicted)
-    is_refused = is_contradicted and here.ahead > SURE_NS  # on equal clocks, marks are wrong
+    is_shared = np.isin(others.step, items.step) & (others.step != NULL)
+    is_refused = is_contradicted and not is_shared.any() and here.ahead > SURE_NS
     if by_ends == "right" and is_refused and not _count_anew(items, others):
         return "unclear"
     return by_moves if by_ends == "right" else by_ends
