@@ -30,10 +30,11 @@ from fastcomm.hang.calls import DumpedJob, RankCall, RankCalls, job_of, of_dump
 from fastcomm.hang.evidence import gather, sentences
 from fastcomm.hang.moments import last_record, of_one_job
 from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
+from fastcomm.hang.state import ENQUEUED, JobState, Verdict
 from fastcomm.hang.threads import beside, training
 from fastcomm.hang.traces import sentences as traced
 from fastcomm.hang.traces import traces_of
-from fastcomm.hang.verdict import ENQUEUED, Judge, Verdict
+from fastcomm.hang.verdict import judge
 from fastcomm.hang.waits import Stop
 from fastcomm.trace.run import named_ranks
 from fastcomm.trace.tags import tag_of_description
@@ -176,7 +177,7 @@ def diagnose_hang(
     job = job_of(newest.values(), 1 + max(evidence.ranks, default=-1), unread)
     titles = {key: _titled(key, job).title for key in job.members}
     every = [dump for own in files.dumps.values() for dump in own]
-    judge = Judge(
+    state = JobState(
         job=training(job),
         evidence=evidence.of_job(job, titles),
         first_written=min(dump.written for dump in every),
@@ -184,13 +185,13 @@ def diagnose_hang(
         has_stood=any(map(_has_stood, files.dumps.values())),
         spread_s=_spread(newest.values()),
     )
-    judge, verdict = _judged(judge, job, [*_progress(files.dumps)])
-    lines = [*_beside(judge, job)]
+    state, verdict = _judged(state, job, [*_progress(files.dumps)])
+    lines = [*_beside(state, job)]
     if verdict.kind == "none" and lines:
         verdict = replace(verdict, confidence="low")
     if one_job.doubted.intersection(verdict.culprits):
         verdict = replace(verdict, confidence="low")
-    hang = _result(judge, verdict, files, failed)
+    hang = _result(state, verdict, files, failed)
     hang = replace(hang, evidence=(*hang.evidence, *lines, *one_job.notes))
     more = traced(traces_of(files.others), hang.culprits, job.ranks) if hang.culprits else ()
     return replace(hang, evidence=(*hang.evidence, *more))
@@ -277,16 +278,16 @@ class _Progress:
     is_timely: bool  # whether the time of that file is about that of the call: it is no copy
 
 
-def _verdict(judge: Judge, progress: Sequence[_Progress]) -> Verdict:
+def _verdict(state: JobState, progress: Sequence[_Progress]) -> Verdict:
     """Return the verdict on the newest dumps; `progress` is that of ranks since older ones.
 
     It disproves a hang unless all calls that are open now were made after the older dump. Where
     files may be copies, that they are open for long is not certain, and progress is.
     """
-    verdict = judge.verdict()
+    verdict = judge(state)
     if not progress:
         return verdict
-    first = judge.first_open
+    first = state.first_open
     is_before = first is not None and all(first > one.last != NULL for one in progress)
     line = progress[0].sentence
     if verdict.kind == "none" or not is_before:
@@ -298,22 +299,22 @@ def _verdict(judge: Judge, progress: Sequence[_Progress]) -> Verdict:
 
 
 def _judged(
-    judge: Judge, job: DumpedJob, progress: Sequence[_Progress]
-) -> tuple[Judge, Verdict]:
+    state: JobState, job: DumpedJob, progress: Sequence[_Progress]
+) -> tuple[JobState, Verdict]:
     """Return the verdict on the training; once it has stopped, on the threads beside it."""
-    verdict = _verdict(judge, progress)
-    if verdict.kind == "none" and judge.job is not job and judge.waits.is_over:
-        judge = replace(judge, job=job)
-        verdict = _verdict(judge, progress)
-    return judge, verdict
+    verdict = _verdict(state, progress)
+    if verdict.kind == "none" and state.job is not job and state.waits.is_over:
+        state = replace(state, job=job)
+        verdict = _verdict(state, progress)
+    return state, verdict
 
 
-def _beside(judge: Judge, job: DumpedJob) -> Iterator[str]:
+def _beside(state: JobState, job: DumpedJob) -> Iterator[str]:
     """Yield which calls are open for long while the training goes on, or waits for others."""
     for calls, text in (
-        (judge.passed(), "{who} made other calls since they called {call}, {age} ago"),
+        (state.passed(), "{who} made other calls since they called {call}, {age} ago"),
         (
-            _of_other_threads(judge, job),
+            _of_other_threads(state, job),
             "a thread of {who} has been in {call} for {age}, beside the one that trains",
         ),
     ):
@@ -321,7 +322,7 @@ def _beside(judge: Judge, job: DumpedJob) -> Iterator[str]:
         for call in calls:
             ranks.setdefault((call.group, call.number, call.op), []).append(call)
         for own in [*ranks.values()][:_MOST_LINES]:
-            ages = (judge.age_of(call) for call in own)
+            ages = (state.ages.age_of(call) for call in own)
             age = max((age for age in ages if age is not None), default=None)
             number = "" if own[0].is_message else f" #{own[0].number}"
             yield text.format(
@@ -331,13 +332,11 @@ def _beside(judge: Judge, job: DumpedJob) -> Iterator[str]:
             )
 
 
-def _of_other_threads(judge: Judge, job: DumpedJob) -> Iterator[RankCall]:
+def _of_other_threads(state: JobState, job: DumpedJob) -> Iterator[RankCall]:
     """Yield the old calls that threads stand in that do not train, unless all are judged."""
-    if judge.job is not job:
-        whole = replace(judge, job=job)
-        yield from (
-            call for call in beside(job, judge.job) if not whole.is_young(call.rank, call)
-        )
+    if state.job is not job:
+        whole = replace(state, job=job)
+        yield from (call for call in beside(job, state.job) if not whole.ages.is_young(call))
 
 
 def _has_stood(own: Sequence[RankCalls]) -> bool:
@@ -395,35 +394,37 @@ def _progress(dumps: dict[int, list[RankCalls]]) -> Iterator[_Progress]:
             )
 
 
-def _result(judge: Judge, verdict: Verdict, files: _Files, failed: Mapping[Path, str]) -> Hang:
-    job, stop = judge.job, verdict.stop
-    links = () if verdict.kind == "none" else tuple(_links(judge, verdict))
+def _result(
+    state: JobState, verdict: Verdict, files: _Files, failed: Mapping[Path, str]
+) -> Hang:
+    job, stop = state.job, verdict.stop
+    links = () if verdict.kind == "none" else tuple(_links(state, verdict))
     return Hang(
         kind=verdict.kind,
         culprits=verdict.culprits,
         group=None if stop is None else _group(stop, job),
-        collective=None if stop is None else _call(stop, judge),
-        place=_place(judge, verdict),
+        collective=None if stop is None else _call(stop, state),
+        place=_place(state, verdict),
         waiting=verdict.waiting,
         missing=job.missing,
         unreadable=job.unreadable,
         dumps=len(job.ranks),
         world_size=job.world,
         confidence=verdict.confidence,
-        evidence=(*verdict.evidence, *_evidence(judge, verdict)),
+        evidence=(*verdict.evidence, *_evidence(state, verdict)),
         links=links[:_MOST_LINKS],
         calls=len(links),
-        next=tuple(_next(judge, verdict)),
+        next=tuple(_next(state, verdict)),
         failed=tuple(failed.values()),
         warnings=tuple(files.problems),
     )
 
 
-def _place(judge: Judge, verdict: Verdict) -> str | None:
+def _place(state: JobState, verdict: Verdict) -> str | None:
     """Return where the one culprit is in the code, if its stack tells."""
     if len(verdict.culprits) != 1:
         return None
-    stack = judge.evidence.stacks.get(verdict.culprits[0])
+    stack = state.evidence.stacks.get(verdict.culprits[0])
     return None if stack is None else stack.place
 
 
@@ -440,17 +441,17 @@ def _titled(key: DumpedGroup, job: DumpedJob) -> WaitedGroup:
     )
 
 
-def _call(stop: Stop, judge: Judge) -> WaitedCall:
+def _call(stop: Stop, state: JobState) -> WaitedCall:
     """Return what most of those that stand in a stop call."""
-    calls = judge.waits.stops.get(stop) or judge.calls_of(stop)
+    calls = state.waits.stops.get(stop) or state.calls_of(stop)
     ops = Counter(call.op for call in calls.values())
     op = ops.most_common(1)[0][0] if ops else ""
     return WaitedCall(op=op, sequence=stop.number)
 
 
-def _links(judge: Judge, verdict: Verdict) -> Iterator[WaitingLink]:
+def _links(state: JobState, verdict: Verdict) -> Iterator[WaitingLink]:
     """Yield the chain of waiting: what waits for culprits, then the calls with most ranks."""
-    waits, culprits = judge.waits, {*verdict.culprits}
+    waits, culprits = state.waits, {*verdict.culprits}
 
     def order(stop: Stop) -> tuple[bool, bool, int]:
         is_direct = not culprits.isdisjoint(waits.holders[stop])
@@ -461,52 +462,52 @@ def _links(judge: Judge, verdict: Verdict) -> Iterator[WaitingLink]:
         for rank, call in sorted(waits.stops[stop].items()):
             of_op.setdefault(call.op, []).append(rank)
         for op, ranks in of_op.items():
-            ages = [age for rank in ranks if (age := judge.age(rank)) is not None]
+            ages = [age for rank in ranks if (age := state.age(rank)) is not None]
             yield WaitingLink(
                 ranks=tuple(ranks),
-                group=_group(stop, judge.job).title,
+                group=_group(stop, state.job).title,
                 call=WaitedCall(op=op, sequence=stop.number).title,
                 waits_for=tuple(waits.holders[stop]),
                 since_ns=max(ages, default=None),
             )
 
 
-def _evidence(judge: Judge, verdict: Verdict) -> Iterator[str]:
+def _evidence(state: JobState, verdict: Verdict) -> Iterator[str]:
     """Yield what carries a verdict: where the culprits stand, and what files say of them."""
-    if verdict.kind == "none" and judge.unrecorded:
-        who = named_ranks(judge.unrecorded)
+    if verdict.kind == "none" and state.unrecorded:
+        who = named_ranks(state.unrecorded)
         yield f"no call is recorded in the dumps of {who}: they tell nothing"
     for rank in verdict.culprits[:_MOST_LINES]:
-        yield _stand(judge, rank)
-        if stack := judge.evidence.stacks.get(rank):
+        yield _stand(state, rank)
+        if stack := state.evidence.stacks.get(rank):
             yield f"rank {rank} is in {stack.place}, by its stack"
-        if rank in judge.evidence.dead and rank not in judge.job.ranks:
-            yield judge.evidence.dead[rank]
-        if error := judge.evidence.errors.get(rank):
+        if rank in state.evidence.dead and rank not in state.job.ranks:
+            yield state.evidence.dead[rank]
+        if error := state.evidence.errors.get(rank):
             yield f"the log of rank {rank} ends with: {error}"
     if verdict.stop is not None and verdict.kind.startswith("mismatch"):
-        yield from _arguments(judge, verdict)
-    if missing := sorted({*judge.job.missing} - {*verdict.culprits}):
+        yield from _arguments(state, verdict)
+    if missing := sorted({*state.job.missing} - {*verdict.culprits}):
         yield f"no dump of {named_ranks(missing)}"
-    if unreadable := judge.job.unreadable:
+    if unreadable := state.job.unreadable:
         yield (
             f"the dump of {named_ranks(unreadable)} is unreadable, or truncated before where "
             "the rank stands: whether it is in the call of the others, nothing tells"
         )
-    group = () if verdict.stop is None else judge.job.members.get(verdict.stop.group, ())
-    yield from sentences(judge.evidence, judge.job, verdict.culprits, group)
+    group = () if verdict.stop is None else state.job.members.get(verdict.stop.group, ())
+    yield from sentences(state.evidence, state.job, verdict.culprits, group)
 
 
-def _stand(judge: Judge, rank: int) -> str:
+def _stand(state: JobState, rank: int) -> str:
     """Return where a rank stands, with its file."""
-    calls = judge.job.ranks.get(rank)
+    calls = state.job.ranks.get(rank)
     if calls is None:
-        dump = "no readable dump" if rank in judge.job.unreadable else "no dump"
+        dump = "no readable dump" if rank in state.job.unreadable else "no dump"
         return f"rank {rank} has {dump}"
-    if front := judge.waits.fronts.get(rank):
+    if front := state.waits.fronts.get(rank):
         call = front[0]
         number = "" if call.is_message else f" #{call.number}"
-        age = judge.age(rank)
+        age = state.age(rank)
         time = "" if age is None else f" since {format_ns(age)}"
         place = f"stands in {call.op}{number} of {call.group.desc or call.group.name}{time}"
     else:
@@ -523,13 +524,13 @@ def _stand(judge: Judge, rank: int) -> str:
     )
 
 
-def _arguments(judge: Judge, verdict: Verdict) -> Iterator[str]:
+def _arguments(state: JobState, verdict: Verdict) -> Iterator[str]:
     """Yield the calls of a culprit and of another member, with their arguments."""
     assert verdict.stop is not None
-    calls_of = judge.calls_of(verdict.stop)
+    calls_of = state.calls_of(verdict.stop)
     others = [rank for rank in calls_of if rank not in verdict.culprits]
     for rank in (*[one for one in verdict.culprits if one in calls_of][:2], *others[:1]):
-        calls = judge.job.ranks[rank]
+        calls = state.job.ranks[rank]
         call = calls_of[rank]
         row = int(calls.row[call.place])
         shapes_in, shapes_out, types_in, types_out = arguments(calls.path, row)
@@ -542,15 +543,15 @@ def _arguments(judge: Judge, verdict: Verdict) -> Iterator[str]:
             yield f"rank {rank} called it in {(own or stack)[0]}"
 
 
-def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
+def _next(state: JobState, verdict: Verdict) -> Iterator[str]:
     """Yield what would decide, or what to look at."""
     if verdict.kind == "none":
-        if judge.waits.fronts:
+        if state.waits.fronts:
             yield "a second set of dumps, some seconds later, shows whether the job goes on"
-        if judge.unrecorded:
+        if state.unrecorded:
             yield "TORCH_FR_BUFFER_SIZE=2000 in the job, so that its calls are recorded"
-        if judge.job.missing and verdict.confidence == "low":
-            who = named_ranks(judge.job.missing)
+        if state.job.missing and verdict.confidence == "low":
+            who = named_ranks(state.job.missing)
             yield f"exit codes and the ends of the logs of {who}: dead, or only not dumped"
         return
     if verdict.is_doubted:
@@ -558,19 +559,19 @@ def _next(judge: Judge, verdict: Verdict) -> Iterator[str]:
     without = [
         rank
         for rank in verdict.culprits
-        if rank in judge.job.ranks
-        and rank not in judge.evidence.stacks
-        and rank not in judge.evidence.dead
+        if rank in state.job.ranks
+        and rank not in state.evidence.stacks
+        and rank not in state.evidence.dead
     ]
     if without:
         ranks = named_ranks(without[:_MOST_LINES])
         yield f"py-spy dump on {ranks}, saved as stack_RANK.txt here"
-    if judge.job.unreadable:
-        yield f"dumps of {named_ranks(judge.job.unreadable)} anew, into another directory"
+    if state.job.unreadable:
+        yield f"dumps of {named_ranks(state.job.unreadable)} anew, into another directory"
     missing = [
         rank
         for rank in verdict.culprits
-        if rank not in judge.job.ranks and rank not in judge.evidence.dead
+        if rank not in state.job.ranks and rank not in state.evidence.dead
     ]
     if missing:
         yield (

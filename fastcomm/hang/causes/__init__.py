@@ -1,0 +1,1 @@
+"""Kinds of hangs, a module for those that are told alike."""
