@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.formats.communication import PATTERNS, Pattern, match_name
-from fastcomm.formats.kernel_names import LIMIT, parse, recognize
+from fastcomm.formats.kernel_names import recognize
+from fastcomm.formats.symbols import LIMIT, parse
 
 LIST = path_of("kernel_names/kernels.csv")
 listed = needs("kernel_names")

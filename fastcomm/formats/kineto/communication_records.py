@@ -26,6 +26,7 @@ from fastcomm.formats.communication import (
     find_communication,
     find_partners,
 )
+from fastcomm.formats.kernel_libraries import OTHER_LIBRARY
 from fastcomm.formats.kernel_names import Named
 from fastcomm.formats.kineto.sizes import (
     DIMENSIONS,
@@ -285,7 +286,7 @@ def _with_described(
     kernels = kernels[is_local != 1]
     if not len(kernels):
         return rows, name, names
-    unknown = Named(library=kernel_names.OTHER_LIBRARY, op="OTHER")
+    unknown = Named(library=OTHER_LIBRARY, op="OTHER")
     merged = np.concatenate([rows, kernels])
     order = np.argsort(merged, kind="stable")
     number = np.append(name, np.full(len(kernels), len(names), name.dtype))
