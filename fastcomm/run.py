@@ -510,7 +510,7 @@ def _compared(
 
     Raises `ConfigError`, which begins with the name of the argument, for what is no run.
     """
-    from fastcomm.comparison.result import metrics_document
+    from fastcomm.comparison.metrics_documents import metrics_document
     from fastcomm.comparison.two_runs import ComparedRun
     from fastcomm.metrics.computation import compute_metrics
 

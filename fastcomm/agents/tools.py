@@ -462,13 +462,13 @@ def _state(before: float | None, after: float | None) -> str:
 
 def _compared(session: AgentSession, name: str, text: str) -> "ComparedRun":
     """Return a run of a comparison; `name` is that of the argument, for errors."""
-    from fastcomm.comparison import result as comparisons
+    from fastcomm.comparison.metrics_documents import saved_metrics
     from fastcomm.comparison.two_runs import ComparedRun
 
     if not text:
         raise ConfigError(f"{name} is missing; list_runs names the runs")
     choice = RunChoice(run=text)
-    saved = comparisons.read(session.path(choice))
+    saved = saved_metrics(session.path(choice))
     if saved is not None:
         return ComparedRun(document=saved)
     traces = session.opened(choice)

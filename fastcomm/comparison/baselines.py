@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcomm.comparison.result import Object, read
+from fastcomm.comparison.metrics_documents import Object, saved_metrics
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.files import aside, is_local, place
 from fastcomm.result import json_text
@@ -63,7 +63,7 @@ def load_baseline(name: str, run: str | Path) -> Object:
             f"{path}: no such baseline; there are: {names}. "
             "`fastcomm baseline save NAME RUN` saves one"
         )
-    document = read(path)
+    document = saved_metrics(path)
     if document is None:
         raise FastcommError(f"{path}: no metrics of fastcomm; save the baseline again")
     return document

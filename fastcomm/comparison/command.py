@@ -191,7 +191,7 @@ def run(
     """
     from fastcomm.cli.main import REGRESSED
     from fastcomm.comparison import two_runs
-    from fastcomm.comparison.result import skipped_of
+    from fastcomm.comparison.metrics_documents import skipped_of
     from fastcomm.comparison.tables import show
 
     parsed = [Condition.parsed(text) for text in conditions]
@@ -245,7 +245,7 @@ _MOST_WARNINGS = 8
 
 def _own_warnings(metrics: Mapping[str, Any], *, is_said: bool) -> list[str]:
     """Return the warnings of a run; `is_said` leaves out those about missing ranks."""
-    from fastcomm.comparison.result import warnings_of
+    from fastcomm.comparison.metrics_documents import warnings_of
 
     own = warnings_of(metrics)
     return [warning for warning in own if not (is_said and " no trace here: " in warning)]
@@ -278,12 +278,12 @@ class _Side:
     @classmethod
     def of(cls, name: str, path: str) -> Self:
         """Read the metrics that may be saved at a path."""
-        from fastcomm.comparison import result as comparisons
+        from fastcomm.comparison.metrics_documents import saved_metrics
         from fastcomm.files import is_local, place
 
         with _named(name, path):
             where = place(path)
-            saved = comparisons.read(where) if is_local(where) else None
+            saved = saved_metrics(where) if is_local(where) else None
         return cls(name=name, path=path, saved=saved)
 
     def compared(

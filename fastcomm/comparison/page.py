@@ -6,7 +6,9 @@ from itertools import accumulate, pairwise
 
 from fastcomm.comparison import tables
 from fastcomm.comparison import tables as texts
-from fastcomm.comparison.result import BreakdownChange, CauseChange, Comparison, KernelChange
+from fastcomm.comparison.cause_changes import CauseChange
+from fastcomm.comparison.kernel_changes import KernelChange
+from fastcomm.comparison.result import BreakdownChange, Comparison
 from fastcomm.metrics.page import kind
 from fastcomm.metrics.tables import part_name
 from fastcomm.show import pages

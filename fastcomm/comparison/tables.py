@@ -6,7 +6,9 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
-from fastcomm.comparison.result import BreakdownChange, CauseChange, Comparison, KernelChange
+from fastcomm.comparison.cause_changes import CauseChange
+from fastcomm.comparison.kernel_changes import KernelChange
+from fastcomm.comparison.result import BreakdownChange, Comparison
 from fastcomm.metrics.tables import part_name
 from fastcomm.show.console import marked, plain_console, say, shortened, shown
 from fastcomm.show.tables import ColumnUnit, ResultTable, TableCell, TableColumn

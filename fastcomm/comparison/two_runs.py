@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from fastcomm.comparison.result import COMPARED, Comparison, Object, compare, expected_ranks_of
+from fastcomm.comparison.analysis import compare
+from fastcomm.comparison.kernel_changes import COMPARED
+from fastcomm.comparison.metrics_documents import Object, expected_ranks_of
+from fastcomm.comparison.result import Comparison
 from fastcomm.device_work.analysis import answered, compile_kernels
 from fastcomm.device_work.result import Kernels
 from fastcomm.device_work.totals import WorkQuestion

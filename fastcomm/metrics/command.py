@@ -105,7 +105,7 @@ def run(
 
     give(measured, files, "metrics", partial(tables.show, full=full, spec=spec))
     if saved is not None:
-        from fastcomm.comparison.result import compare
+        from fastcomm.comparison.analysis import compare
         from fastcomm.comparison.tables import show
 
         click.echo(f"\nAgainst the baseline {baseline}:")

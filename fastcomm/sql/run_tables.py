@@ -7,7 +7,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from fastcomm import preparation
-from fastcomm.comparison.result import metrics_document, scalars
+from fastcomm.comparison.metrics_documents import metrics_document, scalars
 from fastcomm.device_work.analysis import sum_kernels
 from fastcomm.device_work.result import Kernels
 from fastcomm.errors import TraceFileError

@@ -5,14 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fastcomm.comparison.result import (
-    BreakdownChange,
-    CauseChange,
-    Comparison,
-    cause_changes,
-    compare,
-    identity_of,
-)
+from fastcomm.comparison.analysis import compare
+from fastcomm.comparison.cause_changes import CauseChange, cause_changes, identity_of
+from fastcomm.comparison.result import BreakdownChange, Comparison
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.findings.slow_links import KIND as SLOW_LINK

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
-from fastcomm.comparison.result import BreakdownChange, CauseChange
+from fastcomm.comparison.cause_changes import CauseChange
+from fastcomm.comparison.result import BreakdownChange
 from fastcomm.metrics.tables import part_name
 from fastcomm.show.console import STEP_DIGITS, plain_console, say
 from fastcomm.trace.run import ranges, ranks_words

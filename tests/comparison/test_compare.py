@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.cli.main import main
-from fastcomm.comparison import result as analyses_compare
+from fastcomm.comparison.analysis import compare
 from fastcomm.comparison.command import Condition
-from fastcomm.comparison.result import compare
+from fastcomm.comparison.metrics_documents import saved_metrics
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.synthetic.job import Job
@@ -326,12 +326,12 @@ def test_only_common_ranks_are_compared_with_one_note(runs, metrics, tmp_path):
 def test_invalid_saved_metrics_are_an_error_and_traces_are_recognized(tmp_path):
     (tmp_path / "metrics.json").write_text("[1")
     with pytest.raises(TraceFileError, match="no metrics of fastcomm"):
-        analyses_compare.read(tmp_path)
+        saved_metrics(tmp_path)
     (tmp_path / "metrics.json").write_text('{"iteration": {}}')
     with pytest.raises(TraceFileError, match="it has no breakdown, bandwidth, volume, overlap"):
-        analyses_compare.read(tmp_path / "metrics.json")
+        saved_metrics(tmp_path / "metrics.json")
     trace = tmp_path / "rank0.json"
     trace.write_text('{"traceEvents": []}')
-    assert analyses_compare.read(trace) is None
-    assert analyses_compare.read(tmp_path / "absent") is None
+    assert saved_metrics(trace) is None
+    assert saved_metrics(tmp_path / "absent") is None
     assert call(tmp_path / "absent", trace).exit_code == 2

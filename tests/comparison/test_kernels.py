@@ -15,7 +15,7 @@ from builders.places import RECORDED
 from builders.shared_data import needs, path_of
 
 import fastcomm
-from fastcomm.comparison.result import kernel_changes
+from fastcomm.comparison.kernel_changes import kernel_changes
 from fastcomm.device_work.result import Kernels
 from fastcomm.device_work.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.errors import FastcommError

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from fastcomm.cli.main import main
 from fastcomm.comparison import page as pages
-from fastcomm.comparison.result import compare, read
+from fastcomm.comparison.analysis import compare
+from fastcomm.comparison.metrics_documents import saved_metrics
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
 
@@ -40,7 +41,7 @@ def path(runs):
 def found(runs):
     for name in ("before", "after"):
         run("metrics", runs / name, "--output", runs / f"saved-{name}")
-    return compare(*(read(runs / f"saved-{name}") for name in ("before", "after")))
+    return compare(*(saved_metrics(runs / f"saved-{name}") for name in ("before", "after")))
 
 
 def test_the_page_has_causes_parts_timelines_and_kernels(path):

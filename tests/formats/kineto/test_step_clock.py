@@ -10,7 +10,7 @@ from builders.opened import open_run
 from click.testing import CliRunner
 
 from fastcomm.cli.main import main
-from fastcomm.comparison.result import compare
+from fastcomm.comparison.analysis import compare
 from fastcomm.critical_path.search import analyze
 from fastcomm.errors import TraceFileError
 from fastcomm.formats.config import Config
