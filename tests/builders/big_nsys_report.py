@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.synthetic.nsys import payloads
-from fastcomm.synthetic.nsys.rows import DOMAIN, PUSH_POP
+from fastcomm.synthetic.nsys.process_rows import DOMAIN, PUSH_POP
 from fastcomm.synthetic.nsys.tables import (
     NsysVariant,
     ReportTables,

@@ -15,7 +15,7 @@ from fastcomm.files import check_replaceable
 from fastcomm.synthetic import pipeline
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.kineto import DEVICES
-from fastcomm.synthetic.nsys.rows import (
+from fastcomm.synthetic.nsys.process_rows import (
     FIRST_CORRELATION,
     MACHINE,
     PUSH_POP,
