@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from fastcomm.cli.messages import OutputError, fitted, talk, whole_output
+from fastcomm.cli.messages import OutputError, exit_on_output_errors, fitted, talk
 from fastcomm.errors import ConfigError, FastcommError, inert, inert_lines, shell_quoted
 from fastcomm.files import guarded, toml
 from fastcomm.process import interruptible
@@ -189,7 +189,7 @@ class _Group(SuggestingGroup):
     """Loads commands late; here alone an error of ours becomes one line and an exit code."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        with whole_output():
+        with exit_on_output_errors():
             return super().main(*args, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -236,7 +236,7 @@ class _Group(SuggestingGroup):
                 "out of memory; --ranks takes fewer ranks, --workers 1 one at a time"
             ) from error
         except OutputError:
-            sys.exit(1)  # `whole_output` says why
+            sys.exit(1)  # `exit_on_output_errors` says why
         except OSError as error:
             raise click.ClickException(inert(_os_error_text(error))) from error
 

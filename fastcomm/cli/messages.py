@@ -158,7 +158,7 @@ class _Descriptor(io.RawIOBase):
 
 
 @contextmanager
-def whole_output() -> Iterator[None]:
+def exit_on_output_errors() -> Iterator[None]:
     """Write all that is printed to standard output, or end the program.
 
     A closed pipe, as behind `head`, ends it silently with the exit code of SIGPIPE (141), any

@@ -70,7 +70,7 @@ class InstanceRange(click.ParamType[int | tuple[int, int]]):
     def convert(self, value: Any, param: _Param, ctx: _Context) -> int | tuple[int, int]:
         """Return the number, or the first and last number of "0:3"; ConfigError for others."""
         first, colon, last = str(value).partition(":")
-        begin, end = whole(first), whole(last if colon else first)
+        begin, end = integer_of(first), integer_of(last if colon else first)
         if begin is None or end is None:
             raise invalid("--instance", repr(shortened(value)), "a number, or two as in 0:3")
         return (begin, end) if colon else begin
@@ -86,7 +86,7 @@ def option_name(param: click.Parameter | None) -> str:
     return long_name(param) if param else "value"
 
 
-def whole(text: str) -> int | None:
+def integer_of(text: str) -> int | None:
     """Return the number that digits write; None for other texts, or above 2^53 - 1."""
     is_number = text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) <= MOST_NUMBER
     return int(text) if is_number else None
@@ -104,7 +104,7 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
     values: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        least, most = whole(first), whole(last if dash else first)
+        least, most = integer_of(first), integer_of(last if dash else first)
         if least is not None and most is not None and least > most:
             expected = f"the smaller number first, as in {most}-{least}"
             raise invalid(name, repr(shortened(part)), expected)

@@ -80,7 +80,7 @@ def _lead(path: CriticalPath) -> pages.Sentence:
     )
     if not path.is_joined:
         return lead
-    crossings = pages.fact("critical-path.crossings", path.crossings, pages.whole)
+    crossings = pages.fact("critical-path.crossings", path.crossings, pages.count)
     return (*lead, " It goes from rank to rank ", crossings, " times.")
 
 
@@ -212,11 +212,11 @@ def page(path: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) 
             "critical-path.path.length_ns", path.length_ns, pages.ns, label="critical path"
         ),
         pages.fact("critical-path.path.coverage", covered, pages.percent, label="covered"),
-        pages.fact("pages.path_edges", len(path.valid_path.edges), pages.whole, label="edges"),
+        pages.fact("pages.path_edges", len(path.valid_path.edges), pages.count, label="edges"),
     ]
     if path.is_joined:
         crossings = pages.fact(
-            "critical-path.crossings", path.crossings, pages.whole, label="crossings"
+            "critical-path.crossings", path.crossings, pages.count, label="crossings"
         )
         facts.append(crossings)
     return Page(

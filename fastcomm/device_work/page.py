@@ -35,7 +35,7 @@ def _facts(kernels: Kernels) -> tuple[Fact, ...]:
     whys = {name: flops.unknown.get(name) or "not counted" for name in ("mfu", "hfu")}
     return (
         pages.fact("kernels.step_ns", step, pages.ns, label="per step", why=no_steps),
-        pages.fact("kernels.ranks", len(kernels.read.ranks), pages.whole, label="ranks"),
+        pages.fact("kernels.ranks", len(kernels.read.ranks), pages.count, label="ranks"),
         pages.fact("kernels.flops.mfu", flops.mfu, pages.percent, label="MFU", why=whys["mfu"]),
         pages.fact("kernels.flops.hfu", flops.hfu, pages.percent, label="HFU", why=whys["hfu"]),
     )

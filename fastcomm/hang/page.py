@@ -37,10 +37,10 @@ def page(hang: Hang, source: str) -> Page:
         headline=(hang.headline,),
         facts=(
             pages.fact("hang.confidence", hang.confidence, str, label="confidence"),
-            pages.fact("hang.culprits", len(hang.culprits), pages.whole, label="culprits"),
-            pages.fact("hang.waiting", len(hang.waiting), pages.whole, label="ranks wait"),
-            pages.fact("hang.dumps", hang.dumps, pages.whole, label="ranks with a dump"),
-            pages.fact("hang.world_size", hang.world_size, pages.whole, label="ranks"),
+            pages.fact("hang.culprits", len(hang.culprits), pages.count, label="culprits"),
+            pages.fact("hang.waiting", len(hang.waiting), pages.count, label="ranks wait"),
+            pages.fact("hang.dumps", hang.dumps, pages.count, label="ranks with a dump"),
+            pages.fact("hang.world_size", hang.world_size, pages.count, label="ranks"),
             pages.fact(
                 "hang.links.since_ns",
                 max(ages, default=None),

@@ -46,7 +46,7 @@ def _search(result: SearchResult) -> Page:
         tgs, memory, latency = best["tgs"], best["total_mm_cost"], best["total_latency"] * _NS
         headline = (
             f"{best['algo_type'].upper()} trains {problem.model.name} the fastest: ",
-            pages.fact(_SPEED, tgs, pages.whole),
+            pages.fact(_SPEED, tgs, pages.count),
             " tokens/s/GPU.",
         )
     if result.sensitivity:
@@ -54,14 +54,14 @@ def _search(result: SearchResult) -> Page:
     return Page(
         title="Parallel strategies",
         source=f"{problem.model.name} on {result.cluster}, "
-        f"{pages.whole(problem.seq_len)} tokens/sequence",
+        f"{pages.count(problem.seq_len)} tokens/sequence",
         headline=headline,
         facts=(
-            pages.fact(_SPEED, tgs, pages.whole, label="tokens/s/GPU", why=why),
+            pages.fact(_SPEED, tgs, pages.count, label="tokens/s/GPU", why=why),
             pages.fact("isp.best.total_latency_ns", latency, pages.ns, label="step", why=why),
             pages.fact(_MEMORY, memory, format_gib, label="memory", why=why),
-            pages.fact("isp.candidates", result.candidates, pages.whole, label="candidates"),
-            pages.fact("isp.feasible", result.feasible, pages.whole, label="feasible"),
+            pages.fact("isp.candidates", result.candidates, pages.count, label="candidates"),
+            pages.fact("isp.feasible", result.feasible, pages.count, label="feasible"),
         ),
         sections=tuple(sections),
         warnings=result.notes,
@@ -72,7 +72,7 @@ def _front(result: SearchResult) -> Section:
     """Return the section on speed against memory, with the Pareto front."""
     front = result.pareto()
     smallest, count = front[-1], result.feasible
-    sampled = f"{pages.whole(_POINTS)} of {pages.whole(count)}, evenly spaced in the ranking."
+    sampled = f"{pages.count(_POINTS)} of {pages.count(count)}, evenly spaced in the ranking."
     drawn = figure(
         "front-chart",
         "Speed and memory of the feasible strategies",
@@ -107,7 +107,7 @@ def front_lead(
         "; with ",
         pages.fact(memory, least, format_gib),
         " the fastest reaches ",
-        pages.fact(speed, tgs, pages.whole),
+        pages.fact(speed, tgs, pages.count),
         " tokens/s/GPU.",
     )
 
@@ -130,7 +130,7 @@ def _scatter(result: SearchResult, front: Sequence[Record]) -> LineChart:
         name="front",
         points=[(record["total_mm_cost"] / GIB, record["tgs"]) for record in front],
         tips=[
-            f"{record['algo_type'].upper()}: {pages.whole(record['tgs'])} tokens/s/GPU, "
+            f"{record['algo_type'].upper()}: {pages.count(record['tgs'])} tokens/s/GPU, "
             f"{format_gib(record['total_mm_cost'])}"
             for record in front
         ],
@@ -166,13 +166,13 @@ def _ranking(result: SearchResult) -> Section:
     return Section(
         name="ranking",
         title="Which strategies are the fastest?",
-        lead=(f"The fastest {shown} of {pages.whole(result.feasible)} feasible strategies.",),
+        lead=(f"The fastest {shown} of {pages.count(result.feasible)} feasible strategies.",),
         blocks=(
             figure(
                 "algos-chart",
                 "The best of each algorithm",
                 "Bars of the best strategy of each algorithm.",
-                row_bars(names, tgs, pages.whole, "tokens/s/GPU"),
+                row_bars(names, tgs, pages.count, "tokens/s/GPU"),
                 _SPEED,
             ),
             _strategies("ranking-table", "The fastest", result.best(_RANKED)),
@@ -188,10 +188,10 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable
     sizes = [size for size in _NUMBERS if any(size[1] in record for record in records)]
     heads: list[pages.Head] = [
         "strategy",
-        ("tokens/s/GPU", _SPEED, pages.whole),
+        ("tokens/s/GPU", _SPEED, pages.count),
         ("step", "isp.best.total_latency_ns", pages.ns),
         ("memory", _MEMORY, format_gib),
-        *((label, f"isp.best.{field}", pages.whole) for label, field in sizes),
+        *((label, f"isp.best.{field}", pages.count) for label, field in sizes),
     ]
     rows = [
         (
@@ -209,14 +209,14 @@ def _rejected(result: SearchResult) -> Section:
     rejected = {
         REASONS.get(reason, reason): count for reason, count in result.rejected.items() if count
     }
-    heads: list[pages.Head] = ["reason", ("strategies", "isp.rejected", pages.whole)]
+    heads: list[pages.Head] = ["reason", ("strategies", "isp.rejected", pages.count)]
     return Section(
         name="rejected-section",
         title="Why were candidates rejected?",
         lead=(
-            pages.fact("isp.rejected", sum(rejected.values()), pages.whole),
+            pages.fact("isp.rejected", sum(rejected.values()), pages.count),
             " of ",
-            pages.fact("isp.candidates", result.candidates, pages.whole),
+            pages.fact("isp.candidates", result.candidates, pages.count),
             " candidates were rejected.",
         ),
         blocks=(table("rejected", "By reason", heads, rejected.items()),) if rejected else (),
@@ -228,7 +228,7 @@ def _changes(changes: Sequence[HardwareChange]) -> Section:
     why = "no strategy fits"
     heads: list[pages.Head] = [
         "change",
-        ("tokens/s/GPU", _SPEED, pages.whole, why),
+        ("tokens/s/GPU", _SPEED, pages.count, why),
         ("gain", "isp.sensitivity.gain", pages.signed_percent, why),
     ]
     rows = [
@@ -268,8 +268,8 @@ def _grid(sweep: SearchSweep) -> Figure:
     rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in sweep.cells}
     shown = HeatChart(
         grid=[[rate.get((length, world)) for world in worlds] for length in lengths],
-        rows=[pages.whole(length) for length in lengths],
-        columns=[pages.whole(world) for world in worlds],
+        rows=[pages.count(length) for length in lengths],
+        columns=[pages.count(world) for world in worlds],
         unit="tokens/s/GPU",
         tip="{column} GPUs, {row} tokens: {value}",
         x="GPUs",
@@ -288,16 +288,16 @@ def _cells(sweep: SearchSweep) -> PageTable:
     """Return the table of the best strategy of each sequence length and number of GPUs."""
     heads: list[pages.Head] = [
         "sequence",
-        ("GPUs", "isp.cells.world_size", pages.whole),
-        ("tokens/s/GPU", _SPEED, pages.whole),
+        ("GPUs", "isp.cells.world_size", pages.count),
+        ("tokens/s/GPU", _SPEED, pages.count),
         ("scaling", "isp.cells.scaling", pages.percent),
-        ("feasible", "isp.cells.feasible", pages.whole),
+        ("feasible", "isp.cells.feasible", pages.count),
     ]
     rows = [
         (
-            PageCell(text=f"{pages.whole(cell.seq_len)} tokens", sort=cell.seq_len),
+            PageCell(text=f"{pages.count(cell.seq_len)} tokens", sort=cell.seq_len),
             cell.world_size,
-            pages.number(cell.best["tgs"] if cell.best else None, pages.whole, cell.why),
+            pages.number(cell.best["tgs"] if cell.best else None, pages.count, cell.why),
             pages.number(cell.scaling, pages.percent, cell.why),
             cell.feasible,
         )

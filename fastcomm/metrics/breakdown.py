@@ -332,7 +332,7 @@ def window_rows(arrays: RankArrays) -> pa.Table:
 WindowTables = Sequence[pa.Table | Path]  # windows of ranks, in memory or in spill files
 
 
-def whole_windows(tables: WindowTables) -> pa.Table:
+def merged_windows(tables: WindowTables) -> pa.Table:
     """Merge tables of windows into one, a row per window, sorted by rank.
 
     It has the columns `rank`, `iteration`, `from`, `to` (parallelisms) and `window_ns`.

@@ -35,9 +35,9 @@ from fastcomm.metrics.breakdown import (
     RankTime,
     breakdown,
     iteration_times,
+    merged_windows,
     overlap,
     rank_times,
-    whole_windows,
     windows_cdf,
     windows_from,
 )
@@ -377,12 +377,14 @@ def _idle_evidence(partial: Partial) -> pa.Table:
 
 def _large_tables(partial: Partial, batches: Sequence[EventBatch]) -> dict[str, pa.Table]:
     """Return the tables with a row per event or window."""
-    windows = whole_windows(partial.all_windows())
+    windows = merged_windows(partial.all_windows())
     columns = [name for name in partial.events.column_names if name != "payload_bytes"]
     return {
         "windows": _with_names(windows, {"from": TAGS, "to": TAGS}),
         "windows_cdf": windows_cdf(windows),
-        "events": _with_names(spill_files.whole(batches, columns), {"tag": TAGS, "op": OPS}),
+        "events": _with_names(
+            spill_files.all_events(batches, columns), {"tag": TAGS, "op": OPS}
+        ),
     }
 
 

@@ -297,7 +297,7 @@ def _idle_names(metrics: Metrics) -> PageTable:
         [
             *("cause", "name"),
             ("per step", "metrics.idle_evidence.ns_per_step", pages.ns),
-            ("ranks", "metrics.idle_evidence.ranks", pages.whole),
+            ("ranks", "metrics.idle_evidence.ranks", pages.count),
         ],
         [
             (BY_CAUSE[entry.cause].text, entry.name, entry.ns_per_step, entry.ranks)

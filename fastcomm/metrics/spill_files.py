@@ -187,7 +187,7 @@ def _by_rank(table: pa.Table) -> pa.Table:
     return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))
 
 
-def whole(batches: Sequence[EventBatch], names: Sequence[str]) -> pa.Table:
+def all_events(batches: Sequence[EventBatch], names: Sequence[str]) -> pa.Table:
     """Return columns of all events of all batches, sorted by rank and then as in its trace.
 
     Those of spill files are in memory maps of sorted files beside these, which may be deleted.

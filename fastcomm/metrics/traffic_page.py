@@ -461,9 +461,9 @@ def _collectives(metrics: Metrics) -> PageTable:
     """Return the table of median bus bandwidth by operation, group and message size."""
     no_size = "no group size is known"
     numbers = (
-        ("ranks", "group_size", pages.whole, no_size),
+        ("ranks", "group_size", pages.count, no_size),
         ("size from", "size_from", pages.size, ""),
-        ("events", "count", pages.whole, ""),
+        ("events", "count", pages.count, ""),
         ("bus bandwidth", "p50_bus_bw", pages.rate, no_size),
     )
     return table(

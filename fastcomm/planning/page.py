@@ -57,7 +57,7 @@ def page(result: PlanSearch) -> Page:
     if best is not None:
         headline = (
             f"{_layout(best)} is the fastest: ",
-            pages.fact(_SPEED, best.tokens_per_s_per_gpu, pages.whole),
+            pages.fact(_SPEED, best.tokens_per_s_per_gpu, pages.count),
             " tokens/s/GPU.",
         )
     return Page(
@@ -67,8 +67,8 @@ def page(result: PlanSearch) -> Page:
         headline=headline,
         facts=(
             *_facts(best),
-            pages.fact("plan.candidates", result.candidates, pages.whole, label="candidates"),
-            pages.fact("plan.feasible", len(result.plans), pages.whole, label="fit in memory"),
+            pages.fact("plan.candidates", result.candidates, pages.count, label="candidates"),
+            pages.fact("plan.feasible", len(result.plans), pages.count, label="fit in memory"),
         ),
         sections=(_ranking(result, prices), _front(result), _terms(best)) if best else (),
         warnings=(result.note,) if result.note else (),
@@ -82,7 +82,7 @@ def _facts(best: PlanPrice | None) -> list[Fact]:
         step_ns = best.step_s * _NS
         values = best.tokens_per_s_per_gpu, step_ns, best.mfu, best.memory_bytes
     names = (
-        (_SPEED, "tokens/s/GPU", pages.whole),
+        (_SPEED, "tokens/s/GPU", pages.count),
         ("plan.layouts.step_ns", "step", pages.ns),
         ("plan.layouts.mfu", "MFU", pages.percent),
         (_MEMORY, "memory", format_gib),
@@ -165,14 +165,14 @@ def _table(prices: Sequence[PlanPrice]) -> PageTable:
     has_experts = prices[0].plan.model.experts is not None
     heads: list[pages.Head] = [
         "layout",
-        ("tokens/s/GPU", _SPEED, pages.whole),
+        ("tokens/s/GPU", _SPEED, pages.count),
         ("MFU", "plan.layouts.mfu", pages.percent),
         ("memory", _MEMORY, format_gib),
         ("step", "plan.layouts.step_ns", pages.ns),
-        ("virtual stages", "pages.virtual_stages", pages.whole),
-        *([("tensor of experts", "pages.expert_tensor", pages.whole)] if has_experts else []),
-        ("micro-batches", "pages.micro_batches", pages.whole),
-        ("sequences each", "pages.micro_batch_size", pages.whole),
+        ("virtual stages", "pages.virtual_stages", pages.count),
+        *([("tensor of experts", "pages.expert_tensor", pages.count)] if has_experts else []),
+        ("micro-batches", "pages.micro_batches", pages.count),
+        ("sequences each", "pages.micro_batch_size", pages.count),
         *("sharding", "recompute", *(["dispatch"] if has_experts else []), "bottleneck"),
     ]
     rows = []
@@ -205,7 +205,7 @@ def _front(result: PlanSearch) -> Section:
     line = replace(
         cloud("fastest for its memory", memory[front], speed[front]),
         tips=[
-            f"{strategy_text(result.plans[k].plan)}: {pages.whole(speed[k])} tokens/s/GPU, "
+            f"{strategy_text(result.plans[k].plan)}: {pages.count(speed[k])} tokens/s/GPU, "
             f"{format_gib(memory[k])}"
             for k in front.tolist()
         ],

@@ -90,7 +90,7 @@ def _short(ranks: Sequence[int]) -> str:
     text = ranges(ranks)
     if len(text) <= _LONG:
         return text
-    return f"{ranges(ranks[:_FEW])} and {pages.whole(len(ranks) - _FEW)} more"
+    return f"{ranges(ranks[:_FEW])} and {pages.count(len(ranks) - _FEW)} more"
 
 
 def _evidence(finding: Finding) -> list[Fact]:
@@ -262,11 +262,11 @@ def _throughput(metrics: Metrics, why: str) -> Fact:
     tokens = metrics.throughput.tokens_per_s
     if tokens is not None:
         per_gpu = metrics.throughput.tokens_per_s_per_gpu or 0.0
-        beside = [f"tokens/s, {pages.whole(per_gpu)} per GPU"]
+        beside = [f"tokens/s, {pages.count(per_gpu)} per GPU"]
         if metrics.flops.mfu is not None:
             beside.append(f"MFU {pages.percent(metrics.flops.mfu)}")
         return pages.fact(
-            "metrics.throughput.tokens_per_s", tokens, pages.whole, label=", ".join(beside)
+            "metrics.throughput.tokens_per_s", tokens, pages.count, label=", ".join(beside)
         )
     if metrics.flops.mfu is not None:
         return pages.fact("metrics.flops.mfu", metrics.flops.mfu, pages.percent, label="MFU")

@@ -126,11 +126,11 @@ def _sections(
         *measured,
         *([critical_path_page.section(critical)] if isinstance(critical, CriticalPath) else []),
         *([unknown] if unknown is not None else []),
-        _measured_evidence(metrics),
+        _groups_section(metrics),
     )
 
 
-def _measured_evidence(metrics: Metrics) -> Section:
+def _groups_section(metrics: Metrics) -> Section:
     """Return the section on process groups and the evidence for their tags."""
     table_ = groups(metrics)
     rules = ", ".join(metrics.found_by) or "no rule"

@@ -125,7 +125,7 @@ def times(value: float) -> str:
     return f"{value:.2f}{THIN}×"
 
 
-def whole(value: float) -> str:
+def count(value: float) -> str:
     """Format a count with separated thousands: "12 288"."""
     return _short(f"{value:,.0f}".replace(",", " "))
 
@@ -136,7 +136,7 @@ def change_ns(value: float) -> str:
 
 
 _FORMS: dict[ColumnUnit, Form] = {
-    "count": whole,
+    "count": count,
     "number": "{:.3g}".format,
     "decimal": "{:.1f}".format,
     "factor": times,
@@ -150,9 +150,9 @@ _FORMS: dict[ColumnUnit, Form] = {
 }
 
 
-def many(count: int, noun: str) -> str:
+def many(number: int, noun: str) -> str:
     """Format a count and its noun: "1 rank", "8 ranks"."""
-    return f"{whole(count)} {plural(count, noun)}"
+    return f"{count(number)} {plural(number, noun)}"
 
 
 def _short(text: str) -> str:

@@ -148,7 +148,7 @@ def _notes(timeline: Timeline) -> list[str]:
     if merged := sum(step.merged for step in timeline.steps):
         resolution = max(step.resolution for step in timeline.steps)
         notes.append(
-            f"{pages.whole(merged)} events shorter than {pages.ns(resolution)} are drawn as "
+            f"{pages.count(merged)} events shorter than {pages.ns(resolution)} are drawn as "
             "one with close neighbors of their kind, to keep the page small. They are in no "
             "matched collective here."
         )

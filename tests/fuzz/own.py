@@ -23,8 +23,8 @@ from fastcomm_kernels._jit import CodeFolder, KernelCache
 _RUNS = ("one", "other")
 _PRINT = (
     "import sys; from pathlib import Path; import click\n"
-    "from fastcomm.cli.messages import whole_output\n"
-    "with whole_output(): \n"
+    "from fastcomm.cli.messages import exit_on_output_errors\n"
+    "with exit_on_output_errors(): \n"
     "    click.echo(Path(sys.argv[1]).read_text('utf-8', 'replace'), color=True)"
 )
 

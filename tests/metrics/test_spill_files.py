@@ -77,7 +77,7 @@ def test_cells_have_all_events_of_their_groups_and_no_others(
     key = [(cell(row["group"]), row["rank"], row["number"]) for row in wanted]
     ordered = sorted(found, key=lambda row: (cell(row["group"]), key_of_last(row)))
     assert ordered == [row for _, row in sorted(zip(key, wanted, strict=True))]
-    assert spill_files.whole(cut, table.column_names).equals(table)
+    assert spill_files.all_events(cut, table.column_names).equals(table)
     shared = spill_files.shares(cut)
     assert [each for cells in shared for each in cells] == list(range(256))
     assert sorted({op for batch in cut for op in batch.ops}) == sorted(
@@ -172,7 +172,7 @@ def test_a_piece_without_events_is_a_piece(tmp_path):
     )
     for batch in (spill_files.cut(empty), spill_files.spill(empty, tmp_path / "empty")):
         assert (sum(batch.rows), batch.ops) == (0, ())
-        assert spill_files.whole([batch], empty.column_names).equals(empty)
+        assert spill_files.all_events([batch], empty.column_names).equals(empty)
         assert replace(batch) == batch
 
 
@@ -191,6 +191,6 @@ def test_all_events_outlive_their_spill_files(tmp_path):
     spilled = [
         spill_files.spill(table.slice(begin, 3), folder / str(begin)) for begin in (3, 0)
     ]
-    whole = spill_files.whole(spilled, ["rank", "number"])
+    whole = spill_files.all_events(spilled, ["rank", "number"])
     shutil.rmtree(folder)
     assert whole["number"].to_pylist() == list(range(6))

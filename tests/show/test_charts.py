@@ -70,8 +70,8 @@ def test_numbers_are_formatted_for_readers():
     assert tick(pages.ns(10_000)) == f"10{thin}µs"
     assert pages.percent(-0.0171) == f"\u22121.7{thin}%"
     assert pages.signed_percent(-0.0001) == f"0.0{thin}%"
-    assert pages.whole(12288) == f"12{thin}288"
-    assert pages.fact("kernels.ranks", None, pages.whole, why="nobody said").text == "n/a"
+    assert pages.count(12288) == f"12{thin}288"
+    assert pages.fact("kernels.ranks", None, pages.count, why="nobody said").text == "n/a"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

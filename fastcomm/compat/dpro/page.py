@@ -170,10 +170,10 @@ def operations_page(statistics: TrialStatistics, source: str) -> Page:
         ),
         facts=(
             pages.fact("dpro-stats.iteration_time_ns", time.time_ns, pages.ns, label="step"),
-            pages.fact("dpro-stats.ranks", ranks, pages.whole, label="ranks"),
-            pages.fact("dpro-stats.steps", len(time.steps), pages.whole, label="steps"),
+            pages.fact("dpro-stats.ranks", ranks, pages.count, label="ranks"),
+            pages.fact("dpro-stats.steps", len(time.steps), pages.count, label="steps"),
             pages.fact(
-                "dpro-stats.categories.op_cnt", operations, pages.whole, label="operations"
+                "dpro-stats.categories.op_cnt", operations, pages.count, label="operations"
             ),
         ),
         sections=(
