@@ -182,7 +182,7 @@ def algorithms(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip().lower() for part in text.split(",")) if text else ALGOS
 
 
-def batch(options: SearchOptions) -> MicroBatchRule:
+def micro_batch_rule(options: SearchOptions) -> MicroBatchRule:
     """Return the rule of the micro-batches that the options describe.
 
     Raises
@@ -278,7 +278,7 @@ def problem_of(options: SearchOptions, *, seq_len: int | None = None) -> SearchP
         model=loaded,
         world_sizes=world_sizes(world_size),
         seq_len=seq_len or lengths[0],
-        batch=batch(options),
+        batch=micro_batch_rule(options),
         memory=memory_limit(options),
         algos=("isp",) if ulysses else algos,
         pp=numbers(options.pp_sizes, "pp"),

@@ -8,13 +8,13 @@ from fastcomm.metrics.findings.suspects import (
     Measurements,
     OwnWork,
     Suspect,
-    compute_facts,
-    expert_facts,
+    compute_evidence,
+    expert_evidence,
     finding_of,
     named,
     stage_fact,
-    step_facts,
-    wait_facts,
+    step_evidence,
+    wait_evidence,
 )
 from fastcomm.units import plural
 
@@ -55,11 +55,11 @@ def describe(measured: Measurements, of: Suspect) -> Finding:
         [
             stage_fact(measured, of),
             Evidence(key="tag", value="EP"),
-            *compute_facts(of),
-            *wait_facts(measured, of.rank, others),
-            *expert_facts(measured, of.rank, others),
+            *compute_evidence(of),
+            *wait_evidence(measured, of.rank, others),
+            *expert_evidence(measured, of.rank, others),
             Evidence(key="longer_exchange_ns", value=exchange),
-            *step_facts(measured, "compute_ns", of),
+            *step_evidence(measured, "compute_ns", of),
         ],
         kind=WORK.name,
         text=f"{named(of)} {plural(len(of.ranks), 'has')} hot experts: "

@@ -3,7 +3,7 @@
 from fastcomm.idle import totals
 from fastcomm.idle.causes import BY_CAUSE
 from fastcomm.metrics.findings.finding import Evidence, Finding, Fix, Next, Sketch
-from fastcomm.metrics.findings.late_hosts import PURPOSE_ON_HOST, cause_facts
+from fastcomm.metrics.findings.late_hosts import PURPOSE_ON_HOST, cause_evidence
 from fastcomm.metrics.findings.symptoms import StepTimes, finding_of_part, sentence
 from fastcomm.options import EditOptions
 from fastcomm.units import format_ns, percent
@@ -56,7 +56,7 @@ def _evidence(of: StepTimes, cause: str | None) -> list[Evidence]:
     own = Evidence(key="idle_ns", value=of.ns("idle"), label="idle per step", unit="ns")
     if cause is None:
         return [own]
-    return [own, *cause_facts(cause, (of.idle[cause] or 0.0) * of.step_ns)]
+    return [own, *cause_evidence(cause, (of.idle[cause] or 0.0) * of.step_ns)]
 
 
 def _text(of: StepTimes, cause: str | None) -> str:

@@ -10,8 +10,8 @@ from fastcomm.metrics.findings.suspects import (
     finding_of,
     named,
     stage_fact,
-    step_facts,
-    wait_facts,
+    step_evidence,
+    wait_evidence,
 )
 from fastcomm.trace.run import named_ranks
 
@@ -32,10 +32,10 @@ def describe(measured: Measurements, of: Suspect) -> Finding:
         cost,
         [
             stage_fact(measured, of),
-            *idle_facts(of.mean, of.middle),
-            *cause_facts(cause, cause_ns),
-            *wait_facts(measured, of.rank, peers),
-            *step_facts(measured, "idle_ns", of),
+            *idle_evidence(of.mean, of.middle),
+            *cause_evidence(cause, cause_ns),
+            *wait_evidence(measured, of.rank, peers),
+            *step_evidence(measured, "idle_ns", of),
         ],
         kind=WORK.name,
         text=f"{_reason(measured, of, cause)}+{longer}.",
@@ -48,7 +48,7 @@ def describe(measured: Measurements, of: Suspect) -> Finding:
     )
 
 
-def idle_facts(own: float, peers: float) -> tuple[Evidence, ...]:
+def idle_evidence(own: float, peers: float) -> tuple[Evidence, ...]:
     """Return the idle time of ranks and of their peers, ns per step, as evidence."""
     return (
         Evidence(key="idle_ns", value=own, label="idle per step", unit="ns"),
@@ -56,7 +56,7 @@ def idle_facts(own: float, peers: float) -> tuple[Evidence, ...]:
     )
 
 
-def cause_facts(cause: str | None, ns: float | None) -> tuple[Evidence, ...]:
+def cause_evidence(cause: str | None, ns: float | None) -> tuple[Evidence, ...]:
     """Return the largest cause of idle time, and its ns per step, as evidence."""
     label = "idle per step for its largest cause"
     return (

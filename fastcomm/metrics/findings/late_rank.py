@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fastcomm.metrics.findings.finding import Evidence, Finding, Next, Sketch, per_step
-from fastcomm.metrics.findings.suspects import Measurements, finding_of, wait_facts
+from fastcomm.metrics.findings.suspects import Measurements, finding_of, wait_evidence
 from fastcomm.metrics.outliers import LEAST_SHARE
 from fastcomm.metrics.skew import RankWaits
 from fastcomm.units import percent
@@ -38,7 +38,7 @@ def late_rank(measured: Measurements, rank_waits: Sequence[RankWaits]) -> list[F
         worst.caused_ns,
         [
             Evidence(key="stage", value=measured.stage.get(worst.rank)),
-            *wait_facts(measured, worst.rank, [row.rank for row in others]),
+            *wait_evidence(measured, worst.rank, [row.rank for row in others]),
             Evidence(key="steps", value=len(measured.grid.iterations)),
         ],
         kind=KIND,

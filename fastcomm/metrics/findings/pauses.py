@@ -12,7 +12,7 @@ from fastcomm.metrics.findings.finding import (
     spread,
     steps_and_spread,
 )
-from fastcomm.metrics.findings.late_hosts import COMPARED, idle_facts
+from fastcomm.metrics.findings.late_hosts import COMPARED, idle_evidence
 from fastcomm.metrics.findings.suspects import Measurements, finding_of
 from fastcomm.metrics.outliers import NORMAL, HeatArrays, lower_median, peers_of
 from fastcomm.trace.run import named_ranks
@@ -104,7 +104,7 @@ def _finding(
         measured,
         ranks,
         cost,
-        [*idle_facts(mean + peers, peers), *steps_and_spread(len(costs), spread(costs))],
+        [*idle_evidence(mean + peers, peers), *steps_and_spread(len(costs), spread(costs))],
         kind=KIND,
         text=f"{named_ranks(ranks).capitalize()} pause in turns, in {(costs > 0).sum()} of "
         f"{len(costs)} steps: one of them {does} for {format_ns(mean)} longer than its peers, "

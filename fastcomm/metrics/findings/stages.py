@@ -11,10 +11,10 @@ from fastcomm.metrics.findings.suspects import (
     Measurements,
     OwnWork,
     Suspect,
-    compute_facts,
+    compute_evidence,
     excess,
     finding_of,
-    step_facts,
+    step_evidence,
 )
 from fastcomm.metrics.outliers import lower_median, peers_of
 from fastcomm.options import EditOptions
@@ -79,8 +79,8 @@ def describe(measured: Measurements, of: Suspect) -> Finding:
         [
             Evidence(key="stage", value=names[0] if count == 1 else None),
             Evidence(key="tag", value="PP"),
-            *compute_facts(of),
-            *step_facts(measured, "compute_ns", of),
+            *compute_evidence(of),
+            *step_evidence(measured, "compute_ns", of),
         ],
         kind=WORK.name,
         text=f"Pipeline {plural(count, 'stage')} {ranges(names)} {plural(count, 'has')} more "

@@ -5,13 +5,13 @@ from fastcomm.metrics.findings.suspects import (
     Measurements,
     OwnWork,
     Suspect,
-    compute_facts,
-    expert_facts,
+    compute_evidence,
+    expert_evidence,
     finding_of,
     named,
     stage_fact,
-    step_facts,
-    wait_facts,
+    step_evidence,
+    wait_evidence,
 )
 
 COMPARED = Sketch(of="ranks", measure="compute", noun="compute")
@@ -30,10 +30,10 @@ def describe(measured: Measurements, of: Suspect) -> Finding:
         cost,
         [
             stage_fact(measured, of),
-            *compute_facts(of),
-            *wait_facts(measured, of.rank, others),
-            *expert_facts(measured, of.rank, others),
-            *step_facts(measured, "compute_ns", of),
+            *compute_evidence(of),
+            *wait_evidence(measured, of.rank, others),
+            *expert_evidence(measured, of.rank, others),
+            *step_evidence(measured, "compute_ns", of),
         ],
         kind=WORK.name,
         text=f"{named(of)} {verb}: {peers}, +{work}.",

@@ -299,7 +299,7 @@ def stage_fact(measured: Measurements, of: Suspect) -> Evidence:
     return Evidence(key="stage", value=stages.pop() if len(stages) == 1 else None)
 
 
-def compute_facts(of: Suspect) -> tuple[Evidence, ...]:
+def compute_evidence(of: Suspect) -> tuple[Evidence, ...]:
     """Return the compute of a suspect and of its peers as evidence."""
     return (
         Evidence(key="compute_ns", value=of.mean, label="compute per step", unit="ns"),
@@ -309,7 +309,7 @@ def compute_facts(of: Suspect) -> tuple[Evidence, ...]:
     )
 
 
-def wait_facts(
+def wait_evidence(
     measured: Measurements, rank: int, others: Sequence[int]
 ) -> tuple[Evidence, ...]:
     """Return the wait of a rank and the median wait of others as evidence."""
@@ -320,7 +320,7 @@ def wait_facts(
     )
 
 
-def expert_facts(
+def expert_evidence(
     measured: Measurements, rank: int, others: Sequence[int]
 ) -> tuple[Evidence, ...]:
     """Return what a rank and its peers receive for experts per step, as evidence."""
@@ -332,7 +332,7 @@ def expert_facts(
     )
 
 
-def step_facts(measured: Measurements, measure: str, of: Suspect) -> tuple[Evidence, ...]:
+def step_evidence(measured: Measurements, measure: str, of: Suspect) -> tuple[Evidence, ...]:
     """Return the number of steps of a suspect, and the spread of its cost, as evidence.
 
     These are the steps where `measure` is known of the suspect and its peers, and the standard
