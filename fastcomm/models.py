@@ -125,7 +125,7 @@ class Experts:
     has_bias: bool = False  # biases of the products, and a clamped gated unit, as in GPT-OSS
 
     def gate(self, nodes: int) -> tuple[int, int]:
-        """Return the groups of experts, and those of a token; (1, 1) is no limit."""
+        """Return the groups of experts, and how many a token uses; (1, 1) is no limit."""
         groups = self.groups or nodes
         limited = min(groups, self.node_limit or groups)
         return (1, 1) if limited == groups else (groups, limited)

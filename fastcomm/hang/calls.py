@@ -227,7 +227,7 @@ class RankCalls:
         return replace(self, calls=self.calls.take(rows), **columns)
 
     def training(self, apart: frozenset[DumpedGroup]) -> "RankCalls":
-        """Return the calls without those of other threads, and without those of some groups."""
+        """Return the calls of the training thread, without calls of some groups."""
         places = [place for place, key in enumerate(self.keys) if key in apart]
         is_apart = self.beside | np.isin(self.calls.group, places)
         own = self._take(np.flatnonzero(~is_apart)) if is_apart.any() else self
@@ -237,8 +237,8 @@ class RankCalls:
     def whole(self) -> "RankCalls":
         """Return all calls of the dump; reads it again if some were left out.
 
-        Groups are those of the job, also where only other dumps state their ranks. Of the
-        dumps that are read again some are kept in memory.
+        Groups have the ranks of the job, also where only other dumps state them. Some of the
+        dumps that are read again stay in memory.
         """
         if self.is_whole:
             return self
@@ -474,7 +474,7 @@ def _sizes(calls: Calls, keys: Sequence[DumpedGroup]) -> dict[DumpedGroup, int]:
 
 
 def _ordinals(calls: Calls, keys: Sequence[DumpedGroup]) -> tuple[Ints, dict[Side, Ints]]:
-    """Return the number of each message among those of its side and peer, and their places."""
+    """Return the number of each message of a side and peer, and the places of these."""
     ordinal = np.zeros(len(calls), np.int64)
     sides: dict[Side, list[Ints]] = {}
     for k, name in enumerate(calls.names):

@@ -327,10 +327,10 @@ class _Bounds:
 def gather(
     paths: Iterable[Path], dumps: Mapping[int, Sequence[RankCalls]] | None = None
 ) -> FileEvidence:
-    """Return what files say that are no dumps; what is none of the known forms is left out.
+    """Return what files say that are no dumps; files of unknown form are left out.
 
-    `dumps` are those of the ranks, the newest last: what is older than their calls, or of ranks
-    that they exclude, is of another job, and so is a far greater number in a name.
+    `dumps` has the dumps of each rank, the newest last. What is older than their calls, or of
+    ranks that they exclude, is of another job, and so is a far greater number in a name.
     """
     bounds = _Bounds.of(dumps or {})
     gathered = _Gathered()
@@ -429,7 +429,7 @@ def sentences(
     job
         The ranks that have a dump.
     culprits, members
-        Of the verdict: the ranks that hold the others up, and those of the group.
+        Of the verdict: the ranks that hold the others up, and the ranks of the group.
 
     """
     both = [rank for rank in sorted(evidence.dead) if rank in job.ranks]

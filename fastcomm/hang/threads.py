@@ -1,6 +1,6 @@
 """What trains, and what other threads call beside it: checkpoints, checks of health.
 
-Calls of one thread are in one order on all ranks; those of two threads need not be. A thread
+One thread makes its calls in one order on all ranks; calls of two threads may mix. A thread
 that stands in a call keeps its own calls from going on, and no others.
 """
 

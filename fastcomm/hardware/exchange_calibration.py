@@ -99,7 +99,7 @@ class MeasuredExchange:
     counted_bytes: float | None = None
 
     def domain(self, ranks_per_domain: int) -> int:
-        """Return the ranks of an NVLink domain; `ranks_per_domain` are those of a cluster."""
+        """Return the ranks of an NVLink domain, at most the `ranks_per_domain` of a cluster."""
         own = self.ranks if self.nodes is None else math.ceil(self.ranks / self.nodes)
         return min(own, ranks_per_domain)
 
@@ -124,7 +124,7 @@ def read_exchanges(path: Path, gates: Gates = MappingProxyType({})) -> list[Meas
     path
         A Parquet file, or a CSV file.
     gates
-        Groups of experts, and those of a token, of models by hidden size, experts and top-k:
+        Groups of experts, and how many a token uses, by hidden size, experts and top-k:
         for rows without such columns, of kernels that are measured with a model's gate.
 
     Returns
@@ -216,7 +216,7 @@ def _gate(
     nodes: int,
     model: tuple[int, int] | None,
 ) -> tuple[int, int]:
-    """Return the groups of experts, and those of a token; (1, 1) is no limit.
+    """Return the groups of experts, and how many a token uses; (1, 1) is no limit.
 
     Parameters
     ----------
@@ -350,7 +350,7 @@ class ExchangeGroup:
         return phase_time(costs, self.family, self.shape, size, self.bandwidths, copies)
 
     def predicted(self, costs: ExchangeCosts, phase: ExchangePhase) -> PhaseTime:
-        """Return the times of one phase, at least those of its work inside domains."""
+        """Return the times of one phase, at least as long as its work inside domains."""
         time = self.time(costs, phase)
         if self.scope == "inside":
             return time

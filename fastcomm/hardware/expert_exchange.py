@@ -305,7 +305,7 @@ def _limits(
 ) -> FloatArray:
     """Return the seconds of SMs, NVLink and NIC for all tokens, in a last axis.
 
-    SMs and NVLink are those of the fullest rank, and the NIC is the busiest one. `sizes` are
+    SMs and NVLink belong to the fullest rank, and the NIC is the busiest one. `sizes` are
     the bytes of a token, and the bandwidths of NVLink and NIC.
     """
     tokens, fullest, far = _floats(shape.tokens), _floats(shape.fullest), copies.far

@@ -104,7 +104,7 @@ class ComparedSteps:
         return float(np.mean([self.of_rank(rank, tag) for rank in ranks]))
 
     def by_tag(self, totals: WaitSums) -> dict[int, float]:
-        """Return by tag what divides a sum of waits over ranks; `totals` are those of each."""
+        """Return the divisor of a sum of waits over ranks, by tag; `totals` are by rank."""
         if not self.by_key:
             return dict.fromkeys(totals.keys[1].tolist(), self.steps)
         sums: dict[int, tuple[float, float]] = {}

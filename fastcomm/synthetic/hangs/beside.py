@@ -33,7 +33,7 @@ class SlowRounds:
 def with_checkpoints(
     turns: Mapping[int, Sequence[PlayedTurn]], group: HungGroup, until: int, random: Random
 ) -> Turns:
-    """Return the turns of all ranks with those of their threads, until a moment.
+    """Return the turns of all ranks and of their threads, until a moment.
 
     The first checkpoint begins in the first half of the steps; one rank writes for longest.
     """
