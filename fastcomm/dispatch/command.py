@@ -149,7 +149,7 @@ def simulates(
     """Return a decorator that adds the options of a command that simulates.
 
     The command gets a `SimulationRequest` as `request`. One that `draws` a workload takes the
-    options of drawing, too. `files` are those of `--output`.
+    options of drawing, too. `files` names the files of `--output`, for the help.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -52,7 +52,7 @@ from fastcomm.units import counted, percent
 NS = 1e9  # nanoseconds per second
 _RATES = ("predicted_bandwidth_bytes_per_s", "measured_bandwidth_bytes_per_s")
 _SHARES = ("nvlink_share", "nic_share")
-# Constants that a table can move; the rest are counts, and those of waits.
+# Constants that a table can move. The rest are counts, and constants of waits.
 _FITTED = (
     *("start_us", "doubling_us", "pass_ns", "fill_us", "wave_us"),
     *("token_ns", "token_byte_ns", "row_ns", "row_byte_ns", *_SHARES),
@@ -207,7 +207,7 @@ class HeldOutError:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the fitted constants predict rows between those of the fit worse."""
+        """Whether fitted constants predict the rows worse that lie between fitted ones."""
         return self.fitted_error > self.shipped_error
 
     @property

@@ -258,7 +258,7 @@ def _least_share(load: Loads, replicas: int, floor: float) -> float:
 def _restarted(load: Loads, logical: Table, gpus: int, floor: float) -> Table:
     """Return a lighter placement from random divisions of the experts, if there is one.
 
-    Arguments and result are those of `_divided`.
+    It has the arguments and the result of `_divided`.
     """
     most = heaviest(load, logical, gpus)
     if most <= _EVEN * floor:

@@ -170,7 +170,7 @@ def published_schedule(
     """Schedule a demand as FAST is published: its stages wait for all balancing.
 
     Stages run in the order of their decomposition or sorted by size, whichever is faster.
-    Parameters are those of `schedule`.
+    It has the parameters of `schedule`.
     """
     parts, in_order = _balanced(blocked(demand, width), intra, decomposition)
     return _published(parts, in_order, (inter, intra))
@@ -181,7 +181,7 @@ def _published(
 ) -> FastSchedule:
     """Return the published schedule of a balanced demand, and of its stages in their order.
 
-    `costs` are those of tokens between nodes and inside a node.
+    `costs` are the costs of a token between nodes and inside a node.
     """
     inter, intra = costs
     block = parts["balanced"]
@@ -505,7 +505,7 @@ class NodeSends:
 
     @classmethod
     def of(cls, plan: FastSchedule | FastPipeline) -> Self:
-        """Return the sends of a schedule, without those of stages that a pair does not need."""
+        """Return the sends of a schedule, without stages that a pair does not need."""
         count, nodes = plan.permutations.shape
         stage, node = (axis.ravel() for axis in np.indices((count, nodes)))
         destination = plan.permutations.ravel().astype(np.int64)

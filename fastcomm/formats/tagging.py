@@ -103,9 +103,9 @@ def has_wrapper(events: Events) -> bool:
 
 
 def _marks(events: Events) -> Ints:
-    """Return the rows of annotations without those of calls of torch.distributed.
+    """Return the rows of annotations, without names of calls of torch.distributed.
 
-    The user names calls with `torch.distributed.record_comm`, as those of any wrapper, say.
+    Users name calls with `torch.distributed.record_comm`, in a wrapper, for example.
     """
     marks = events.rows("annotation")
     calls = events.rows_named(lambda name: _CALL.match(name) is not None, "cpu_op")
@@ -125,7 +125,7 @@ def _looks_like_training(signs: "_Signs", collectives: Collectives, iterations: 
 
 
 def _are_plain(collectives: Collectives) -> bool:
-    """Return whether all operations are those of DDP and FSDP, by general libraries."""
+    """Return whether DDP or FSDP calls all of the operations, by general libraries."""
     named = [collectives.named[place] for place in np.unique(collectives.name).tolist()]
     if any(name.tag or name.library not in COLLECTIVE_LIBRARIES for name in named):
         return False

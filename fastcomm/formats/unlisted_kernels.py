@@ -102,7 +102,7 @@ def _among_communication(symbol: Symbol, text: str, scopes: frozenset[str]) -> O
 
 
 def _is_plain(function: frozenset[str], more: Set[str]) -> bool:
-    """Return whether a function has no words but those of its manner, and more."""
+    """Return whether a function has only words of its manner, and of `more`."""
     others = function - _MANNER - more
     return all(_VERSION.fullmatch(word) for word in others)
 

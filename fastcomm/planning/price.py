@@ -37,9 +37,9 @@ _PASSES = (0, 1)
 _WHOLE_POOL, _PART_POOL = 0.5, 0.08
 _NORM_SHARE = 0.3  # of the bytes of element-wise kernels: norms and their inputs
 _CONTEXT = 3e9  # bytes of the CUDA context, NCCL buffers and fragmentation
-# More of it with HybridEP in an NVLink domain of many nodes: its buffers, those of more groups
-# of NCCL, and fragmentation. Hy3 on GB300 uses 187 GB without graphs (n142) and 193 with those
-# of parts (n143), of which parameters, states and activations are 171 and 177.
+# More of it with HybridEP in an NVLink domain of many nodes: its buffers, buffers of more
+# groups of NCCL, and fragmentation. Hy3 on GB300 uses 187 GB without graphs (n142) and 193 with
+# graphs of parts (n143), of which parameters, states and activations are 171 and 177.
 _DOMAIN_CONTEXT = 15e9
 
 

@@ -300,8 +300,8 @@ def _network(row: _ROW, name: str) -> tuple[int, float]:
     """Return the GPUs of an NVLink domain, and its bandwidth to others in bytes per second.
 
     A domain is a node, but in racks such as NVL72 it has many nodes: a number above that of a
-    tray is the size of another rack, as NVL36. The usual links are those of the cluster of the
-    GPU's name.
+    tray is the size of another rack, as NVL36. The links are by default the ones of the
+    cluster of the GPU's name.
     """
     usual, links = load_node(name)
     own = _NODE if usual <= _NODE else _TRAY

@@ -388,7 +388,7 @@ def _methods(layout: Plan, fixed: Mapping[str, str]) -> Iterator[Plan]:
 
 
 def _captured(layout: Plan, recompute: str, graphs: Iterable[str]) -> list[str]:
-    """Return those of the CUDA graphs that hold layers that are recomputed so."""
+    """Return the CUDA graphs that can hold layers with this recompute."""
     return [
         parts
         for parts in graphs
@@ -397,7 +397,7 @@ def _captured(layout: Plan, recompute: str, graphs: Iterable[str]) -> list[str]:
 
 
 def _graphs(layout: Plan) -> tuple[str, ...]:
-    """Return the CUDA graphs to try: with experts, those of what precedes token counts.
+    """Return the CUDA graphs to try: with experts, of the parts before token counts.
 
     Also that of a whole step, if HybridEP and fused experts keep token counts on the GPU.
     """

@@ -30,7 +30,7 @@ MOST_AGREE = 0.75
 # If fewer than half agree, the nearest item is taken, at most this far away.
 _FAR_NS = 100_000_000
 # A sequence that repeats itself looks alike a few steps later. A place is the only one if ends
-# agree better than those of the sequence with itself later, by this factor.
+# agree better there than a shifted sequence agrees with itself, by this factor.
 _BETTER = 4
 _BY_CHANCE = 1_000  # of so many places, one fits by chance
 _LEAST_REPEATED = 3  # items
@@ -344,7 +344,7 @@ def are_contradictory(common: Items, own: Items, ahead: int) -> bool:
 def clearer_places(common: Items, own: Items, place: Ints, factor: float = 1) -> bool:
     """Return whether ends agree clearly better at other places of a rank's items.
 
-    `place` and `factor` are those of `are_clearer`.
+    `place` and `factor` are as in `are_clearer`.
     """
     _, spread, _, places = _shifted(common, own, _FEW)
     return _are_places_clearer(common, own, place, (places, spread), factor)

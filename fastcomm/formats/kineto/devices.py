@@ -239,7 +239,7 @@ def _parts(columns: Mapping[str, NDArray[Any]], hosts: Ints) -> dict[int, tuple[
 def _have_calls(columns: Mapping[str, NDArray[Any]], calls: Ints, rows: Ints) -> Flags:
     """Return which device events have a call of their number that began before them.
 
-    `calls` are the rows of at least one call, `rows` those of the events.
+    `calls` are the rows of at least one call, `rows` the rows of the events.
     """
     correlation, start = columns["correlation"], columns["start"]
     order = calls[np.argsort(correlation[calls], kind="stable")]
@@ -295,7 +295,7 @@ def _stated_ranks(labels: Sequence[str]) -> tuple[int, ...]:
 def _described_ranks(
     devices: Sequence[ProcessDevice], described: Mapping[str, set[int]]
 ) -> tuple[int, ...]:
-    """Return the ranks of devices by those of their processes; empty if any is unclear."""
+    """Return the rank of each device, as its process tells; empty if one is unclear."""
     ranks = list[int]()
     for device in devices:
         own = set[int]()
@@ -356,7 +356,7 @@ def _row_around(text: bytes, at: int) -> dict[str, Any]:
 
 
 def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
-    """Return the events of a device, and those of its process but the launches for others."""
+    """Return the events of a device and of its process, but no launches for other devices."""
     columns, warnings = scanned.columns, scanned.warnings
     on_device = is_on_device(columns)
     processes = np.unique(columns["process"])
