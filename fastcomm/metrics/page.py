@@ -1,6 +1,7 @@
 """Page sections: where the time of a step goes, for the job, by rank and by iteration."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isnan
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from fastcomm.idle import totals
 from fastcomm.idle.causes import BY_CAUSE
 from fastcomm.metrics import tables
-from fastcomm.metrics.breakdown import EXACT, RankMeans
+from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.result import Metrics
 from fastcomm.show import pages
 from fastcomm.show.charts import BarChart, HeatChart, Part, coarsened, row_tips
@@ -21,7 +22,6 @@ from fastcomm.show.pages import (
     PageTable,
     Quantiles,
     Section,
-    number,
     table,
     text,
     unknown_section,
@@ -199,34 +199,8 @@ def _rows(labels: list[str], values: dict[str, list[float]]) -> BarChart:
 
 
 def _table(metrics: Metrics, why: str) -> PageTable:
-    """Return the table of exact and specification shares; `why` explains unknown numbers."""
-    exact, formula = metrics.breakdown.exact, metrics.breakdown.spec
-    mean, rows, none = metrics.iteration.mean_ns, [], text("")
-    for name in EXACT:
-        spec_share = formula.get(name, formula.get(f"comm_{kind(name)}"))
-        if not exact[name] and not spec_share and name != "idle":
-            continue
-        share = exact[name]
-        step = None if share is None or mean is None else share * mean
-        spec = none if name in ("memcpy", "exposed_mixed") else spec_share
-        rows.append((label(name), number(share, pages.percent, why, share), step, spec))
-    if metrics.host_communication:
-        alone = metrics.host_communication.alone_ns_per_step
-        share = None if alone is None or not mean else alone / mean
-        cell = number(share, pages.percent, why, share)
-        rows.append(("host's collectives, part of idle", cell, alone, none))
-    return table(
-        "breakdown-table",
-        "Shares of the step",
-        [
-            "time of a step",
-            ("exact", "metrics.breakdown.exact", pages.percent, why),
-            ("per step", "pages.exact_ns", pages.ns, why),
-            ("formula", "metrics.breakdown.spec", pages.percent, why),
-        ],
-        rows,
-        hidden="specification formulas",
-    )
+    """Return the table of the parts of a step, whose formulas a switch shows."""
+    return replace(pages.shown(tables.parts(metrics, why)), hidden="specification formulas")
 
 
 def idle_section(metrics: Metrics, why: str) -> Section:

@@ -17,7 +17,7 @@ from fastcomm.errors import inert_parts
 from fastcomm.idle import totals
 from fastcomm.metrics import outside_steps
 from fastcomm.metrics.across_ranks import AcrossRanks
-from fastcomm.metrics.breakdown import RankMeans
+from fastcomm.metrics.breakdown import EXACT, RankMeans
 from fastcomm.metrics.links import Link
 from fastcomm.metrics.result import NO_FLOPS, Metrics
 from fastcomm.metrics.skew import RankWaits, Skew
@@ -467,7 +467,7 @@ def notes_across(across: AcrossRanks) -> list[str]:
 def detail_tables(metrics: Metrics) -> list[TerminalTable]:
     """Return the tables that `fastcomm metrics --full` adds, such as those of waits."""
     return [
-        _exposed(metrics),
+        shown(parts(metrics)),
         _bandwidth(metrics),
         _node_pairs(metrics),
         _rank_pairs(metrics),
@@ -479,14 +479,47 @@ def detail_tables(metrics: Metrics) -> list[TerminalTable]:
     ]
 
 
-def _exposed(metrics: Metrics) -> TerminalTable:
-    """Return every part of the exact breakdown."""
-    rows = table("every part of a step", "time", "share")
-    mean = metrics.iteration.mean_ns
-    for name, share in metrics.breakdown.exact.items():
-        if share and mean is not None:
-            rows.add_row(part_name(name), format_ns(share * mean), percent(share))
-    return rows
+def parts(metrics: Metrics, why: str = "") -> ResultTable:
+    """Return the parts of a step, by the exact partition and by the specification's formula.
+
+    Parts that take no time are left out, but for idle. Collectives of the host that nothing
+    hides have a row of their own: they are part of idle. `why` explains unknown values.
+    """
+    exact, formula = metrics.breakdown.exact, metrics.breakdown.spec
+    mean, no_formula = metrics.iteration.mean_ns, TableCell(value=None, text="")
+    rows: list[dict[str, Any]] = []
+    for name in EXACT:
+        spec = formula.get(name, formula.get(f"comm_{name.removeprefix(_EXPOSED)}"))
+        if exact[name] or spec or name == "idle":
+            has_formula = name not in ("memcpy", f"{_EXPOSED}mixed")
+            cell = TableCell(value=spec, why=why) if has_formula else no_formula
+            rows.append({"name": part_name(name), "share": exact[name], "formula": cell})
+    if host := metrics.host_communication:
+        alone = host.alone_ns_per_step
+        share = None if alone is None or not mean else alone / mean
+        name = "host's collectives, part of idle"
+        rows.append({"name": name, "share": share, "formula": no_formula})
+
+    def time(row: Mapping[str, Any]) -> float | None:
+        return None if row["share"] is None or mean is None else row["share"] * mean
+
+    return ResultTable(
+        name="breakdown-table",
+        caption="Shares of the step",
+        heading="every part of a step",
+        columns=(
+            TableColumn("time of a step", "name"),
+            TableColumn("time", time, "ns", "pages.exact_ns", why=why),
+            TableColumn(
+                "share",
+                lambda row: TableCell(value=row["share"], why=why, bar=row["share"]),
+                "share",
+                "metrics.breakdown.exact",
+            ),
+            TableColumn("formula", "formula", "share", "metrics.breakdown.spec", only="page"),
+        ),
+        rows=rows,
+    )
 
 
 NO_LINK = "the link's bandwidth is unknown: pass --link-bandwidth"
