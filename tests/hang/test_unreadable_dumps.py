@@ -9,7 +9,7 @@ from builders.commands import invoke
 from builders.hang_files import dump_of, write_dumps
 from builders.html_page import assert_sound, charts, parsed, tips, without_scripts
 
-import fastcomm.hang.analysis
+import fastcomm.hang.job_files
 from fastcomm.errors import TraceFileError
 from fastcomm.hang.analysis import diagnose_hang
 from fastcomm.hang.page import page
@@ -189,7 +189,7 @@ def test_without_any_dump_the_error_says_why_a_file_is_none(tmp_path):
 
 
 def test_files_that_are_too_many_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(fastcomm.hang.analysis, "_MOST_BESIDE", 3)
+    monkeypatch.setattr(fastcomm.hang.job_files, "_MOST_BESIDE", 3)
     folder = write_dumps(tmp_path / "job", 8, absent=5)
     for at in range(5):
         (folder / f"notes{at}.txt").write_text("text")
