@@ -25,9 +25,7 @@ from fastcomm.planning.expected import EXPECTED as SHIPPED
 from fastcomm.planning.expected import WIDER as SHIPPED_WIDER
 from fastcomm.planning.expected import classes_of, covered, precision_of
 from fastcomm.planning.job import Plan
-from fastcomm.planning.price import price_plan
-from fastcomm.planning.result import suspect
-from fastcomm.planning.runs import (
+from fastcomm.planning.measured_runs import (
     GroupError,
     RunPrice,
     RunTable,
@@ -37,6 +35,8 @@ from fastcomm.planning.runs import (
     load_runs,
     price_run,
 )
+from fastcomm.planning.price import price_plan
+from fastcomm.planning.result import suspect
 from fastcomm.planning.trainers import TRAINERS
 
 PAGE = Path(__file__).with_name("plan-runs.md")

@@ -27,7 +27,7 @@ from fastcomm.planning.options import PlanOptions, PriceOptions
 if TYPE_CHECKING:
     from fastcomm.models import Model
     from fastcomm.planning.constants import Constants
-    from fastcomm.planning.runs import RunCalibration
+    from fastcomm.planning.measured_runs import RunCalibration
     from fastcomm.planning.search import PlanSearch
 
 _EXAMPLES = """\b
@@ -196,8 +196,8 @@ def evaluate(
     listed, and the exit code is 3.
     """
     from fastcomm.planning import tables
+    from fastcomm.planning.measured_runs import load_runs, price_run
     from fastcomm.planning.result import Evaluation
-    from fastcomm.planning.runs import load_runs, price_run
 
     shapes = _shapes(models if models is not None else _beside(runs))
     constants, calibration = _constants(calibrate_from, shapes)
@@ -229,7 +229,7 @@ def _constants(
 
     if path is None:
         return Constants(), None
-    from fastcomm.planning.runs import calibrate, load_runs
+    from fastcomm.planning.measured_runs import calibrate, load_runs
 
     models = shapes or _shapes(_beside(path))
     table = load_runs(path, models)

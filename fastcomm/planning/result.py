@@ -15,15 +15,15 @@ from fastcomm.planning.constants import Constants
 from fastcomm.planning.expected import ExpectedError, expected_error
 from fastcomm.planning.experts import fullest_range, fullest_share, host_times
 from fastcomm.planning.job import Plan, date_text, job_of, measured_cluster, with_strategy
-from fastcomm.planning.options import PriceOptions
-from fastcomm.planning.price import PlanPrice, layer_times, price_plan, work_by_half
-from fastcomm.planning.runs import (
+from fastcomm.planning.measured_runs import (
     FailedRow,
     GroupError,
     RunCalibration,
     RunPrice,
     errors,
 )
+from fastcomm.planning.options import PriceOptions
+from fastcomm.planning.price import PlanPrice, layer_times, price_plan, work_by_half
 from fastcomm.result import TableResult
 from fastcomm.units import format_gib, format_s, signed_percent
 

@@ -8,6 +8,7 @@ from rich.markup import escape
 from fastcomm.hardware.gpus import gpu
 from fastcomm.isp.tables import notes, terms_table
 from fastcomm.planning.expected import ExpectedError, expected_error
+from fastcomm.planning.measured_runs import GroupError, RunCalibration, RunPrice
 from fastcomm.planning.price import PlanPrice
 from fastcomm.planning.result import (
     Evaluation,
@@ -15,7 +16,6 @@ from fastcomm.planning.result import (
     strategy_text,
     suspect,
 )
-from fastcomm.planning.runs import GroupError, RunCalibration, RunPrice
 from fastcomm.planning.search import PlanSearch, bottleneck
 from fastcomm.show.console import TerminalTable, na, plain_console, say, table
 from fastcomm.units import (

@@ -7,7 +7,7 @@ from jsonschema import Draft202012Validator
 
 from fastcomm.models import load
 from fastcomm.planning.job import Plan
-from fastcomm.planning.runs import TrainingRun
+from fastcomm.planning.measured_runs import TrainingRun
 
 PRICE = (
     *("plan", "price", "--model", "llama3-70b", "--world-size", "64"),

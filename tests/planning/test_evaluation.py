@@ -28,9 +28,9 @@ from fastcomm.planning.expected import (
     precision_of,
 )
 from fastcomm.planning.job import with_strategy
+from fastcomm.planning.measured_runs import RunPrice, calibrate, errors, load_runs, price_run
 from fastcomm.planning.price import price_plan
 from fastcomm.planning.result import suspect
-from fastcomm.planning.runs import RunPrice, calibrate, errors, load_runs, price_run
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,9 @@ from fastcomm.planning.experts import (
 )
 from fastcomm.planning.job import Plan, with_strategy
 from fastcomm.planning.launch import launch
+from fastcomm.planning.measured_runs import load_runs
 from fastcomm.planning.price import layer_times, price_plan
 from fastcomm.planning.result import shortcuts, strategy_text
-from fastcomm.planning.runs import load_runs
 from fastcomm.planning.search import rank
 
 QWEN = load("qwen3-30b-a3b")

@@ -17,9 +17,9 @@ from fastcomm.planning.experts import exchange_time
 from fastcomm.planning.job import Plan
 from fastcomm.planning.kernels import gemm_factor, matmul, recipe_of
 from fastcomm.planning.launch import launch
+from fastcomm.planning.measured_runs import load_runs
 from fastcomm.planning.options import PlanOptions
 from fastcomm.planning.price import layer_times, price_plan
-from fastcomm.planning.runs import load_runs
 from fastcomm.planning.search import candidates, search_plans
 from fastcomm.planning.trainers import TRAINERS
 

@@ -15,8 +15,8 @@ from fastcomm.models import load
 from fastcomm.planning.constants import Constants
 from fastcomm.planning.job import with_strategy
 from fastcomm.planning.kernels import plan_collective
+from fastcomm.planning.measured_runs import load_runs, price_run
 from fastcomm.planning.price import causal_flops, layer_times, price_plan
-from fastcomm.planning.runs import load_runs, price_run
 
 
 @given(

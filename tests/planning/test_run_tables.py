@@ -14,8 +14,8 @@ from fastcomm.errors import ConfigError
 from fastcomm.models import load
 from fastcomm.planning.constants import Constants
 from fastcomm.planning.job import with_strategy
+from fastcomm.planning.measured_runs import load_runs, price_run
 from fastcomm.planning.price import price_plan
-from fastcomm.planning.runs import load_runs, price_run
 
 
 def test_a_table_with_five_columns_is_priced(tmp_path):
