@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "fastcomm", "metrics", "--json"]
 MEASURED = """
 import sys
 from time import process_time
-import pyarrow.compute, fastcomm.metrics.command, fastcomm.cli.runs
+import pyarrow.compute, fastcomm.metrics.command, fastcomm.cli.run_options
 import fastcomm.metrics.computation, fastcomm.preparation, fastcomm.formats.runs
 import fastcomm.show.console
 begun = process_time()

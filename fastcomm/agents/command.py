@@ -7,7 +7,7 @@ import click
 
 from fastcomm.cli.commands import OptionsCommand, option
 from fastcomm.cli.parameter_types import OutputFolder
-from fastcomm.cli.runs import workers_option
+from fastcomm.cli.run_options import workers_option
 from fastcomm.errors import FastcommError
 from fastcomm.option_fields import OUTPUT
 

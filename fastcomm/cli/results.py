@@ -13,7 +13,7 @@ from fastcomm.cli.commands import option
 from fastcomm.cli.main import INCOMPLETE
 from fastcomm.cli.messages import say
 from fastcomm.cli.parameter_types import COUNT, OutputFile, OutputFolder
-from fastcomm.cli.runs import builds, with_options
+from fastcomm.cli.run_options import builds, with_options
 from fastcomm.errors import FastcommError
 from fastcomm.option_fields import OUTPUT
 from fastcomm.result import SCHEMA_VERSION, Result, dumps, json_text

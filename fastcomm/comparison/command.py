@@ -15,7 +15,7 @@ from fastcomm.checks import shortened
 from fastcomm.cli.commands import CommandGroup, OptionsCommand, option, typed_options
 from fastcomm.cli.messages import warn
 from fastcomm.cli.results import ResultFiles, exit_if_skipped, give, result_options
-from fastcomm.cli.runs import (
+from fastcomm.cli.run_options import (
     ExecutionOptions,
     executor_for,
     measure_options,

@@ -11,7 +11,7 @@ from fastcomm.cli.commands import OptionsCommand, option, option_of
 from fastcomm.cli.messages import warn
 from fastcomm.cli.parameter_types import OutputFile, RunArgument
 from fastcomm.cli.results import exit_if_skipped, json_option, print_written, say_skipped
-from fastcomm.cli.runs import ExecutionOptions, open_traces, opened_run, run_options
+from fastcomm.cli.run_options import ExecutionOptions, open_traces, opened_run, run_options
 from fastcomm.errors import ConfigError, inert, shell_joined
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import OUTPUT

@@ -18,7 +18,7 @@ from fastcomm.cli.results import (
     say_skipped,
     trace_option,
 )
-from fastcomm.cli.runs import (
+from fastcomm.cli.run_options import (
     ExecutionOptions,
     builds,
     opened_run,

@@ -20,7 +20,7 @@ from fastcomm.cli.results import (
     print_json,
     result_options,
 )
-from fastcomm.cli.runs import builds, with_options, workers_option
+from fastcomm.cli.run_options import builds, with_options, workers_option
 from fastcomm.dispatch.options import (
     DispatchOptions,
     ExchangeOptions,

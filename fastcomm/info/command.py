@@ -4,7 +4,7 @@ import click
 
 from fastcomm.cli.commands import OptionsCommand, option
 from fastcomm.cli.results import exit_if_skipped, json_option, print_json
-from fastcomm.cli.runs import ExecutionOptions, cluster_options, opened_run, run_options
+from fastcomm.cli.run_options import ExecutionOptions, cluster_options, opened_run, run_options
 from fastcomm.errors import inert
 from fastcomm.option_fields import READING
 from fastcomm.options import ReadOptions

@@ -14,7 +14,12 @@ from fastcomm.cli.results import (
     print_written,
     say_skipped,
 )
-from fastcomm.cli.runs import ExecutionOptions, executor_for, run_options, standing_options
+from fastcomm.cli.run_options import (
+    ExecutionOptions,
+    executor_for,
+    run_options,
+    standing_options,
+)
 from fastcomm.errors import shell_joined
 from fastcomm.options import ReadOptions
 

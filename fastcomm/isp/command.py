@@ -12,7 +12,7 @@ from fastcomm.checks import invalid, non_default, option_name
 from fastcomm.cli.commands import OptionsCommand, option, options_of
 from fastcomm.cli.messages import decimal_units, warn
 from fastcomm.cli.results import ResultFiles, give, print_json, result_options, top_option
-from fastcomm.cli.runs import builds, with_options
+from fastcomm.cli.run_options import builds, with_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.isp.options import RankingOptions, SearchOptions
 from fastcomm.option_fields import COMPAT, OUTPUT, option_field

@@ -15,7 +15,12 @@ from fastcomm.cli.results import (
     prometheus_option,
     result_options,
 )
-from fastcomm.cli.runs import ExecutionOptions, measure_options, opened_run, throughput_options
+from fastcomm.cli.run_options import (
+    ExecutionOptions,
+    measure_options,
+    opened_run,
+    throughput_options,
+)
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.option_fields import MEASUREMENT, OUTPUT
 from fastcomm.options import ReadOptions

@@ -18,7 +18,7 @@ from fastcomm.cli.results import (
     result_options,
     top_option,
 )
-from fastcomm.cli.runs import builds, with_options
+from fastcomm.cli.run_options import builds, with_options
 from fastcomm.errors import FastcommError, inert
 from fastcomm.isp.options import RankingOptions
 from fastcomm.option_fields import BATCH, COST, OUTPUT, option_field

@@ -14,7 +14,7 @@ from fastcomm.cli.results import (
     output_option,
     print_written,
 )
-from fastcomm.cli.runs import (
+from fastcomm.cli.run_options import (
     ExecutionOptions,
     measure_options,
     opened_run,

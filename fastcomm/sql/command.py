@@ -17,7 +17,13 @@ from fastcomm.cli.results import (
     rows_options,
     say_skipped,
 )
-from fastcomm.cli.runs import ExecutionOptions, builds, opened_run, run_options, with_options
+from fastcomm.cli.run_options import (
+    ExecutionOptions,
+    builds,
+    opened_run,
+    run_options,
+    with_options,
+)
 from fastcomm.errors import ConfigError
 from fastcomm.options import ReadOptions
 from fastcomm.sql.options import SqlOptions

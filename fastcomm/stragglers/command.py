@@ -5,7 +5,7 @@ import click
 from fastcomm.cli.commands import OptionsCommand, options_of
 from fastcomm.cli.messages import warn
 from fastcomm.cli.results import ResultFiles, print_json, result_options, trace_option
-from fastcomm.cli.runs import (
+from fastcomm.cli.run_options import (
     ExecutionOptions,
     builds,
     cluster_options,

@@ -12,7 +12,7 @@ from fastcomm.cli.commands import OptionsCommand, options_of
 from fastcomm.cli.main import INCOMPLETE, REGRESSED
 from fastcomm.cli.messages import warn
 from fastcomm.cli.results import prometheus_option
-from fastcomm.cli.runs import builds, with_options
+from fastcomm.cli.run_options import builds, with_options
 from fastcomm.comparison.command import Condition, fail_if_option
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.options import MetricsOptions

@@ -19,7 +19,7 @@ from fastcomm.cli.results import (
     top_option,
     trace_option,
 )
-from fastcomm.cli.runs import builds, with_options, workers_option
+from fastcomm.cli.run_options import builds, with_options, workers_option
 from fastcomm.compat.dpro.options import (
     ListOptions,
     StepRule,
