@@ -13,7 +13,7 @@ from time import perf_counter
 
 from fastcomm.executors.executor import PRELOAD, Local, Task, both
 from fastcomm.executors.processes import start_early
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.ingest.ingest import ingest, plan
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.synthetic.job import Job

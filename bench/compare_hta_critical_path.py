@@ -16,7 +16,7 @@ from compare_hta import python_with_hta
 
 from fastcomm.compat import hta
 from fastcomm.critical_path.search import analyze
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.options import Window
 
 ROUNDS = 3

@@ -17,7 +17,7 @@ from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.kineto import reader
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.graph.edits import parse_edits
 from fastcomm.graph.graph import longest_path
 from fastcomm.options import EditOptions, Window

@@ -20,7 +20,7 @@ MEASURED = """
 import sys
 from time import process_time
 import pyarrow.compute, fastcomm.metrics.command, fastcomm.cli.run_options
-import fastcomm.metrics.computation, fastcomm.preparation, fastcomm.formats.runs
+import fastcomm.metrics.computation, fastcomm.preparation, fastcomm.formats.opening
 import fastcomm.show.console
 begun = process_time()
 fastcomm.metrics.command.run([sys.argv[1], "--json"], standalone_mode=False)

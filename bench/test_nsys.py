@@ -9,7 +9,7 @@ from builders.big_nsys_report import write_nsys_big
 
 from fastcomm.formats.nsys import schema
 from fastcomm.formats.nsys.export import Export
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 
 KERNELS, FEWER, OF_RANK = 500_000, 50_000, 150_000
 COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "demangledName")

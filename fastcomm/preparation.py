@@ -10,7 +10,7 @@ from fastcomm.files import is_url
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.config import Config
 from fastcomm.formats.kineto import reader
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.metrics.partial import Partial
 from fastcomm.options import ReadOptions
 from fastcomm.process import temporary_folder

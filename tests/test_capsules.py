@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from fastcomm.critical_path.search import analyze, joined
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.isp.analysis import search_strategies
 from fastcomm.isp.search import SearchSweep, SweepPoint
 from fastcomm.synthetic.job import Job

@@ -106,7 +106,7 @@ import os
 
 import fastcomm
 from fastcomm.executors.executor import Local, Task
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 
 
 def events(trace):

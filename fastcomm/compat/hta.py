@@ -34,7 +34,7 @@ from fastcomm.critical_path.rules import CORRECTED, TYPES, PathSource, TraceEven
 from fastcomm.critical_path.search import source_notes
 from fastcomm.critical_path.window import TimeRange, WindowError, errors_of
 from fastcomm.errors import FastcommError
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.graph.graph import EDGE_KINDS, networkx_for
 from fastcomm.options import Window
 from fastcomm.trace.events import EventRows

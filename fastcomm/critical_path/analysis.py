@@ -25,7 +25,7 @@ from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.executors.executor import OpenedRun, Task, annotate_errors, by_rank, skipped_rank
 from fastcomm.formats import execution_traces
 from fastcomm.formats.execution_traces import ChakraTrace
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.formats.sources import rank_from_name
 from fastcomm.options import Window
 from fastcomm.ranks.group_tags import agreed, tagged_ops, with_tags

@@ -10,7 +10,7 @@ from fastcomm.device_work.result import Kernels
 from fastcomm.device_work.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.errors import ConfigError
 from fastcomm.executors.executor import OpenedRun, Task
-from fastcomm.formats.runs import with_world
+from fastcomm.formats.opening import with_world
 from fastcomm.trace.run import (
     ParallelMap,
     ReadRanks,

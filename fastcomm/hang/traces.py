@@ -13,7 +13,7 @@ import numpy as np
 from fastcomm.errors import FastcommError, TraceFileError, inert
 from fastcomm.formats.config import Config
 from fastcomm.formats.flight_recorder import is_trace
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.hang.calls import RankCalls
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.run import Source

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from fastcomm import arrow_files, preparation
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
 from fastcomm.executors.executor import OpenedRun, Task, by_rank, of_each, skipped_rank
-from fastcomm.formats.runs import missing
+from fastcomm.formats.opening import missing
 from fastcomm.formats.store.layout import MANIFEST, ClockNote, Entry, Manifest, read_manifest
 from fastcomm.formats.store.writer import group_table, rank_facts, with_rank
 from fastcomm.result import Result

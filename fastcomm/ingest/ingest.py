@@ -23,7 +23,7 @@ from fastcomm.executors.executor import (
 from fastcomm.files import aside, is_local, is_url, left_behind, place, refuse_output
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.config import Config
-from fastcomm.formats.runs import missing, open_run
+from fastcomm.formats.opening import missing, open_run
 from fastcomm.formats.store import files, reader, writer
 from fastcomm.formats.store.files import LOCK, footer_sha256, locked
 from fastcomm.formats.store.layout import (

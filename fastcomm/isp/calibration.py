@@ -221,7 +221,7 @@ def _links(path: Path, cluster: Cluster, *, waits: bool) -> Calibration:
 
 def _fit_to_traces(path: Path, cluster: Cluster) -> Calibration:
     """Fit links and curves to traces as far as possible; raise an error if neither is."""
-    from fastcomm.formats.runs import open_run
+    from fastcomm.formats.opening import open_run
 
     run = open_run(path)
     fitted, residuals, skipped = fit_work(work(run), cluster)

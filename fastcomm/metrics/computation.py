@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from fastcomm import preparation
 from fastcomm.errors import ConfigError
 from fastcomm.executors.executor import OpenedRun
-from fastcomm.formats.runs import missing as missing_ranks
-from fastcomm.formats.runs import with_world
+from fastcomm.formats.opening import missing as missing_ranks
+from fastcomm.formats.opening import with_world
 from fastcomm.hardware.clusters import load_node
 from fastcomm.idle import totals
 from fastcomm.idle.totals import IdleName

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fastcomm.executors.executor import Executor, Local, OpenedRun, executor_of
-from fastcomm.formats import runs
+from fastcomm.formats import opening
 from fastcomm.formats.config import Config
 from fastcomm.trace.run import RunTraces
 
@@ -12,7 +12,7 @@ def open_run(
     *paths: str | Path, config: Config | None = None, workers: int | Executor = 1
 ) -> OpenedRun:
     """Return the run at paths, whose ranks processes or an executor read."""
-    return OpenedRun.of(runs.open_run(*paths, config=config), executor_of(workers))
+    return OpenedRun.of(opening.open_run(*paths, config=config), executor_of(workers))
 
 
 def read_here(traces: RunTraces) -> OpenedRun:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fastcomm.critical_path.search import joined
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.options import Window
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write

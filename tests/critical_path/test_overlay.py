@@ -20,7 +20,7 @@ from fastcomm.critical_path.search import analyze
 from fastcomm.errors import FastcommError
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.kineto import reader
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.options import Window
 
 ADD = golden.FOLDER / "simple_add.json.gz"

@@ -12,7 +12,7 @@ from fastcomm.cli.main import main
 from fastcomm.critical_path.search import JoinError, joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.graph.edits import parse_edits
 from fastcomm.options import EditOptions, Window
 from fastcomm.synthetic import pipeline

@@ -21,7 +21,7 @@ import fastcomm
 from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.executors import dask, processes
 from fastcomm.executors.executor import Task
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 
 TP = {"Process_Group_Description": "mesh_tp", "Process_Group_Ranks": "[0, 1, 2, 3]"}
 RANKS = 20

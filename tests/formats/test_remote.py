@@ -16,7 +16,7 @@ from fastcomm import files
 from fastcomm.cli.main import main
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.formats.nsys.sqlite import Database
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.export import write_nsys
 from fastcomm.synthetic.traces import write

@@ -33,7 +33,7 @@ from fastcomm.dispatch.recipe import Recipe
 from fastcomm.executors.executor import Local, OpenedRun
 from fastcomm.formats import config, execution_traces
 from fastcomm.formats.config import Config
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.formats.tables import RowKind, TableMapping
 from fastcomm.formats.workload_cards import read_card
 from fastcomm.graph import edits

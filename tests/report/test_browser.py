@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from fastcomm.cli.main import main
 from fastcomm.errors import inert
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.report import page

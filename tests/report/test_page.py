@@ -27,7 +27,7 @@ from click.testing import CliRunner
 
 from fastcomm.cli.main import main
 from fastcomm.errors import inert, shell_quoted
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.metrics import missing_data, waits_page
 from fastcomm.metrics import page as metrics_page
 from fastcomm.metrics.computation import compute

@@ -10,7 +10,7 @@ from builders import kineto_text as k
 
 from fastcomm.errors import TraceFileError
 from fastcomm.formats.config import Config
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 
 WORK = [
     k.mark("ProfilerStep#1", 0, 100),

@@ -15,7 +15,7 @@ from builders.places import JOBS, RECORDED
 import fastcomm
 from fastcomm.formats.kineto import categories
 from fastcomm.formats.kineto.chrome import scan_file
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.trace.schema import OPS
 
 RUN = RECORDED / "gloo_2x2"

@@ -10,7 +10,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.communication import Pattern
 from fastcomm.formats.kineto import reader as kineto_reader
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import KINDS, OPS, TAG_SOURCES
 from fastcomm.trace.tags import TagRule, TagRules

@@ -10,7 +10,7 @@ from builders.nsys_report import SMALL
 
 from fastcomm.errors import FastcommError
 from fastcomm.formats.nsys import report as nsys_report
-from fastcomm.formats.runs import open_run
+from fastcomm.formats.opening import open_run
 from fastcomm.synthetic.nsys.export import write_nsys
 
 # Says how it was called, and copies what stands beside it to the output.

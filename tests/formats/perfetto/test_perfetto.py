@@ -17,9 +17,9 @@ from fastcomm.formats.config import Config
 from fastcomm.formats.detection import format_of
 from fastcomm.formats.kineto import categories
 from fastcomm.formats.kineto.categories import EVERYTHING, METRICS
+from fastcomm.formats.opening import open_run
 from fastcomm.formats.perfetto import reader
 from fastcomm.formats.perfetto.ranks import begins_trace, peek
-from fastcomm.formats.runs import open_run
 from fastcomm.trace.schema import KINDS, OPS
 from fastcomm_kernels.arrays import NULL
 

@@ -8,7 +8,7 @@ from builders.commands import invoke
 from builders.opened import open_run, read_here
 
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.formats import runs
+from fastcomm.formats import opening
 from fastcomm.formats.config import Config
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.trace.rank_grid import Parallel
@@ -134,7 +134,7 @@ def test_a_workload_card_lays_out_the_ranks(tmp_path):
     )
     found = compute_metrics(open_run(folder))
     assert set(found.volume) == {"TP"}
-    without = compute_metrics(read_here(runs.open_run(folder, use_card=False)))
+    without = compute_metrics(read_here(opening.open_run(folder, use_card=False)))
     assert set(without.volume) == {"OTHER"}
 
 
