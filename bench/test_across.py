@@ -6,7 +6,7 @@ import pyarrow as pa
 from fastcomm.metrics.rank_comparison import AlignedEvents, compare_all
 from fastcomm.metrics.skew import skew, waits
 from fastcomm.metrics.spill_files import cut
-from fastcomm.trace.run import one_by_one
+from fastcomm.trace.run_traces import one_by_one
 
 RANKS, CALLS, TP = 64, 2000, 8
 STEPS = {0: 4, 1: 4}  # by tag

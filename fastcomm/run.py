@@ -25,7 +25,7 @@ from fastcomm.preparation import open_traces
 from fastcomm.report.options import ReportOptions
 from fastcomm.sql.options import SqlOptions
 from fastcomm.stragglers.options import StragglerOptions
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 
 if TYPE_CHECKING:
     from fastcomm.comparison.result import Comparison
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fastcomm.sql.result import QueryResult
     from fastcomm.sql.run_tables import RunTables
     from fastcomm.stragglers.analysis import StragglerResult
-    from fastcomm.trace.run import SkippedRank
+    from fastcomm.trace.run_traces import SkippedRank
     from fastcomm.trace.trace import Trace
 
 

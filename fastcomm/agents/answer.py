@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import inert, utf8
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm.units import format_bandwidth, format_bytes, format_ns, percent
 
 # A word of few letters, a number of few digits, or any other character. Tables of numbers have

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.executors.executor import OpenedRun
     from fastcomm.metrics.result import Metrics
-    from fastcomm.trace.run import RunTraces, Source
+    from fastcomm.trace.run_traces import RunTraces, Source
 
 T = TypeVar("T")
 ReportProgress = Callable[[float, float, str], None]  # done, total, message

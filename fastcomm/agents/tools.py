@@ -33,7 +33,7 @@ from fastcomm.option_fields import build, field_infos, field_types, literals
 from fastcomm.options import EditOptions
 from fastcomm.sql.options import SqlOptions
 from fastcomm.sql.views import VIEWS
-from fastcomm.trace.run import named_ranks, ranges
+from fastcomm.trace.run_traces import named_ranks, ranges
 from fastcomm.units import counted, format_bytes, format_ns, percent, plural
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.metrics.findings.finding import Finding
     from fastcomm.metrics.result import Metrics
-    from fastcomm.trace.run import SkippedRank
+    from fastcomm.trace.run_traces import SkippedRank
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]*")  # of a model or cluster; never a file
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -19,7 +19,7 @@ from fastcomm.option_fields import OUTPUT
 from fastcomm.result import SCHEMA_VERSION, Result, dumps, json_text
 
 if TYPE_CHECKING:
-    from fastcomm.trace.run import SkippedRank
+    from fastcomm.trace.run_traces import SkippedRank
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=Result)

@@ -10,7 +10,7 @@ from fastcomm import files
 from fastcomm.checks import invalid_value
 from fastcomm.errors import TraceFileError
 from fastcomm.result import Result
-from fastcomm.trace.run import SkippedRank, expected_ranks
+from fastcomm.trace.run_traces import SkippedRank, expected_ranks
 
 if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastcomm.comparison.metrics_documents import Object, expected_ranks_of, skipped_of
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import absent, named_ranks, ranks_words, skipped_lines
+from fastcomm.trace.run_traces import absent, named_ranks, ranks_words, skipped_lines
 from fastcomm.units import counted, plural
 
 _UNKNOWN = "OTHER"  # parallelism of groups that no name or pattern tells

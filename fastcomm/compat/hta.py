@@ -38,7 +38,7 @@ from fastcomm.formats.opening import open_run
 from fastcomm.graph.graph import EDGE_KINDS, networkx_for
 from fastcomm.options import Window
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.run import RunTraces
+from fastcomm.trace.run_traces import RunTraces
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NONE, Ints
 

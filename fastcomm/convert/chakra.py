@@ -30,7 +30,7 @@ from fastcomm.formats.execution_traces import (
     messages,
 )
 from fastcomm.graph.graph import EDGE_KIND
-from fastcomm.trace.run import RunTraces, SkippedRank, warnings_of_ranks
+from fastcomm.trace.run_traces import RunTraces, SkippedRank, warnings_of_ranks
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.arrays import Ints

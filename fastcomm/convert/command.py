@@ -20,7 +20,7 @@ from fastcomm.units import counted
 
 if TYPE_CHECKING:
     from fastcomm.compat.dpro.uniform import UniformTrace
-    from fastcomm.trace.run import SkippedRank
+    from fastcomm.trace.run_traces import SkippedRank
 
 _EXAMPLES = """\b
 Examples:

@@ -33,7 +33,13 @@ from fastcomm.timeline.events import KINDS, Arrays, take, work
 from fastcomm.timeline.timeline import time_zero
 from fastcomm.trace.columns import alike, filled
 from fastcomm.trace.perfetto_trace import PerfettoTimeline
-from fastcomm.trace.run import ParallelMap, SkippedRank, named_ranks, ranges, warnings_of_ranks
+from fastcomm.trace.run_traces import (
+    ParallelMap,
+    SkippedRank,
+    named_ranks,
+    ranges,
+    warnings_of_ranks,
+)
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.timelines import (
     ChromeTimeline,

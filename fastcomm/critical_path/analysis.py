@@ -29,7 +29,7 @@ from fastcomm.formats.opening import open_run
 from fastcomm.formats.sources import rank_from_name
 from fastcomm.options import Window
 from fastcomm.ranks.group_tags import agreed, tagged_ops, with_tags
-from fastcomm.trace.run import (
+from fastcomm.trace.run_traces import (
     ParallelMap,
     SkippedRank,
     Source,

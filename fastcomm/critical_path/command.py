@@ -33,7 +33,7 @@ from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.trace.run import RunTraces
+    from fastcomm.trace.run_traces import RunTraces
 
 _EXAMPLES = """\b
 Examples:

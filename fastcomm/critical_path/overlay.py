@@ -25,7 +25,7 @@ from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
 from fastcomm.process import temporary_folder
 from fastcomm.trace import timelines
 from fastcomm.trace.columns import alike, filled, text_codes
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.timelines import (
     ChromeTimeline,

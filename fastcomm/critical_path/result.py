@@ -30,7 +30,7 @@ from fastcomm.graph.edits import Edit, EditSweep, Interval, ParsedEdits, parse_e
 from fastcomm.graph.graph import Graph
 from fastcomm.option_fields import takes
 from fastcomm.result import Result
-from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.run_traces import SkippedRank
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Flags
 

@@ -28,7 +28,7 @@ from fastcomm.graph.graph import EDGE_KIND, Graph, slack
 from fastcomm.options import Window
 from fastcomm.ranks.instances import Instances, RunCommunication
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.run import expected_ranks, named_ranks
+from fastcomm.trace.run_traces import expected_ranks, named_ranks
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted

@@ -14,7 +14,7 @@ from fastcomm.errors import inert
 from fastcomm.graph.edits import EditSweep
 from fastcomm.show.console import plain_console, say, shortened, shown, table
 from fastcomm.show.tables import ResultTable, TableCell, TableColumn
-from fastcomm.trace.run import ranks_words
+from fastcomm.trace.run_traces import ranks_words
 from fastcomm.units import counted, format_ns, percent
 
 _STEP_DIGITS = 4

@@ -27,7 +27,7 @@ from fastcomm.graph.edits import Edit, TextColumns, conditions, select
 from fastcomm.graph.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.trace.columns import filled
 from fastcomm.trace.host_names import DISTRIBUTED_OPERATOR
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm.trace.schema import WHOLE_GRAPH
 from fastcomm.units import format_ns
 from fastcomm_kernels import graph as graphs

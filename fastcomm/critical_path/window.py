@@ -22,7 +22,7 @@ from fastcomm.options import Window
 from fastcomm.trace import host_names
 from fastcomm.trace.columns import Integers, codes, filled, pair_codes
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm.units import format_ns, percent

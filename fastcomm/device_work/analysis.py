@@ -11,7 +11,7 @@ from fastcomm.device_work.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.errors import ConfigError
 from fastcomm.executors.executor import OpenedRun, Task
 from fastcomm.formats.opening import with_world
-from fastcomm.trace.run import (
+from fastcomm.trace.run_traces import (
     ParallelMap,
     ReadRanks,
     SkippedRank,

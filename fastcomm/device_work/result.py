@@ -32,7 +32,7 @@ from fastcomm.device_work.totals import (
 from fastcomm.hardware.gpus import StepFlops
 from fastcomm.result import TableResult
 from fastcomm.trace.columns import Groups, block_starts, filled
-from fastcomm.trace.run import ReadRanks, SkippedRank
+from fastcomm.trace.run_traces import ReadRanks, SkippedRank
 from fastcomm.units import counted, format_ns, format_signed_ns, percent
 from fastcomm_kernels.arrays import Floats
 

@@ -27,7 +27,7 @@ from fastcomm.errors import SchemaError
 from fastcomm.hardware.gpus import roof_of
 from fastcomm.regexes import matches
 from fastcomm.trace.columns import block_lengths, block_starts
-from fastcomm.trace.run import Content, ranges
+from fastcomm.trace.run_traces import Content, ranges
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Flags, Floats, Ints

@@ -31,7 +31,7 @@ from fastcomm.options import ReadOptions
 from fastcomm.result import TableResult
 from fastcomm.trace.columns import filled
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import ParallelMap, SkippedRank
+from fastcomm.trace.run_traces import ParallelMap, SkippedRank
 from fastcomm.trace.schema import OP
 from fastcomm.trace.trace import Trace
 from fastcomm.units import format_s, parse_bandwidth, percent

@@ -37,7 +37,7 @@ from fastcomm.executors.executor import (
     skipped_rank,
 )
 from fastcomm.executors.processes import check_code, check_same, code, versions
-from fastcomm.trace.run import ParallelMap, RunTraces, SkippedRank, Source, one_by_one
+from fastcomm.trace.run_traces import ParallelMap, RunTraces, SkippedRank, Source, one_by_one
 
 if TYPE_CHECKING:
     from distributed import Future

@@ -22,7 +22,14 @@ from fastcomm.checks import MOST_WORKERS, Range, invalid_value
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.executors.processes import CopiedObject, Processes
 from fastcomm.process import make_folder, remove_folder
-from fastcomm.trace.run import Content, ParallelMap, RunTraces, SkippedRank, Source, one_by_one
+from fastcomm.trace.run_traces import (
+    Content,
+    ParallelMap,
+    RunTraces,
+    SkippedRank,
+    Source,
+    one_by_one,
+)
 from fastcomm.trace.trace import Trace
 
 S = TypeVar("S")

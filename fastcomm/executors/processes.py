@@ -26,7 +26,7 @@ from uuid import uuid4
 
 from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.process import SIGNALS, deferred, safe_children, temporary_folder
-from fastcomm.trace.run import one_by_one
+from fastcomm.trace.run_traces import one_by_one
 from fastcomm.version import __version__
 from fastcomm_kernels import temporary
 

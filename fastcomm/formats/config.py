@@ -24,7 +24,7 @@ from fastcomm.trace.rank_grid import (
     Parallel,
     dimensions_of,
 )
-from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.run_traces import SkippedRank
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.tags import RULE_FIELDS, TagRule, TagRules
 from fastcomm.units import parse_bandwidth

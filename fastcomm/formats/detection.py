@@ -24,7 +24,7 @@ from fastcomm.formats.sources import (
     rank_from_name,
     unexported,
 )
-from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.run_traces import SkippedRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ import orjson
 from fastcomm.errors import TraceFileError
 from fastcomm.files import opened
 from fastcomm.formats.stream import NOTHING, CutShortError, blocks, blocks_of
-from fastcomm.trace.run import MOST_RANKS
+from fastcomm.trace.run_traces import MOST_RANKS
 from fastcomm_kernels import pickles
 from fastcomm_kernels.arrays import NONE, NULL, Ints
 from fastcomm_kernels.grouping import kinds

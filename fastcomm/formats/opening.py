@@ -14,7 +14,7 @@ from fastcomm.formats.config import Config
 from fastcomm.formats.detection import FORMATS, Detected, detect, module
 from fastcomm.formats.sources import CHANGED, RankSources, rank_from_name
 from fastcomm.formats.workload_cards import with_card
-from fastcomm.trace.run import Content, RunTraces, SkippedRank, Source, absent
+from fastcomm.trace.run_traces import Content, RunTraces, SkippedRank, Source, absent
 from fastcomm.trace.tags import CHANGED_NOTHING
 from fastcomm.trace.trace import Trace
 from fastcomm.units import plural

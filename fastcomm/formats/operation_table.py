@@ -19,7 +19,7 @@ from fastcomm.formats.sources import RankReader, RankSources, add_rank
 from fastcomm.formats.tables import ASCEND, WORK, RowKind, TableMapping, preset_of
 from fastcomm.trace.columns import filled
 from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.run import MOST_RANKS
+from fastcomm.trace.run_traces import MOST_RANKS
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup, TagRule
 from fastcomm.trace.trace import Meta, Trace

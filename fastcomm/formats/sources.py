@@ -18,7 +18,7 @@ from fastcomm import files
 from fastcomm.errors import Lines, TraceFileError, inert, shell_quoted
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.config import Config
-from fastcomm.trace.run import MOST_RANKS, WITH_HOST, Content, SkippedRank, Source
+from fastcomm.trace.run_traces import MOST_RANKS, WITH_HOST, Content, SkippedRank, Source
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import SMALL, Trace
 from fastcomm.units import percent

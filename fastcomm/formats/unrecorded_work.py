@@ -12,7 +12,7 @@ from fastcomm import regexes
 from fastcomm.trace.events import Events
 from fastcomm.trace.host_names import COPY_CALL, GRAPH_LAUNCH, KERNEL_LAUNCH
 from fastcomm.trace.iterations import DeviceWork, Iterations, up_to_next
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 _LEAST_SHARE = 0.01  # of the launches of a step

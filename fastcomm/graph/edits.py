@@ -31,7 +31,7 @@ from fastcomm.regexes import matches
 from fastcomm.trace.bytes import op_of_collective
 from fastcomm.trace.columns import filled
 from fastcomm.trace.parallelisms import PARALLELISMS
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm.trace.schema import OPS
 from fastcomm.units import format_ns, parse_bandwidth, parse_duration
 from fastcomm_kernels.arrays import Flags, Floats, Ints

@@ -20,7 +20,7 @@ from fastcomm.hang.threads import beside, training
 from fastcomm.hang.traces import sentences as traced
 from fastcomm.hang.traces import traces_of
 from fastcomm.hang.verdict import judge
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
 

@@ -24,7 +24,7 @@ from fastcomm.formats.flight_recorder import (
     group_of,
     read,
 )
-from fastcomm.trace.run import MOST_RANKS
+from fastcomm.trace.run_traces import MOST_RANKS
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 _MESSAGE = re.compile(r"(send|recv)\s*(\d+)\s*(?:->|<-)\s*(\d+)$")

@@ -9,7 +9,7 @@ from fastcomm.hang.ages import LATEST_S, YOUNG_IF_LATE_NS, YOUNG_NS
 from fastcomm.hang.launches import enqueued_lines, launched_ranks
 from fastcomm.hang.state import DUMP_AGAIN, ENQUEUED, JobState, Verdict
 from fastcomm.hang.waits import Stop, is_for_all
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
 

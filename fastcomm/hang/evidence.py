@@ -16,7 +16,7 @@ from fastcomm.hang.dates import dates_of, without_old
 from fastcomm.hang.stacks import PythonStack, is_stack, stacks_of
 from fastcomm.hang.texts import FileText, read_text
 from fastcomm.hang.waits import retires
-from fastcomm.trace.run import MOST_RANKS
+from fastcomm.trace.run_traces import MOST_RANKS
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
 

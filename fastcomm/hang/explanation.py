@@ -11,7 +11,7 @@ from fastcomm.hang.job_files import JobFiles
 from fastcomm.hang.result import Hang, WaitedCall, WaitedGroup, WaitingLink
 from fastcomm.hang.state import JobState, Verdict
 from fastcomm.hang.waits import Stop
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm.trace.tags import tag_of_description
 from fastcomm.units import format_ns
 

@@ -7,7 +7,7 @@ from itertools import islice
 
 from fastcomm.hang.dates import TextDate, second_at
 from fastcomm.hang.texts import FileText
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 
 _KILLED = re.compile(
     r"\brank (\d{1,7})\b(?:(?!\brank \d)[^\n]){0,80}?"

@@ -14,7 +14,7 @@ import numpy as np
 from fastcomm.formats.flight_recorder import STATES, DumpedGroup
 from fastcomm.hang.calls import RankCalls
 from fastcomm.hang.waits import is_for_all, retires
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL, Flags
 

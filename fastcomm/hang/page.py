@@ -7,7 +7,7 @@ from fastcomm.hang.result import Hang, WaitingLink
 from fastcomm.show import pages
 from fastcomm.show.charts import GraphChart, GraphNode, shortened
 from fastcomm.show.pages import Block, Missing, Page, Section, figure, table
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 
 _MOST_LAYERS = 9
 _MOST_ACROSS = 4

@@ -16,7 +16,7 @@ from fastcomm.formats.flight_recorder import DumpedGroup
 from fastcomm.hang.calls import DumpedJob
 from fastcomm.hang.dates import first_second
 from fastcomm.hang.texts import FileText
-from fastcomm.trace.run import MOST_RANKS, named_ranks
+from fastcomm.trace.run_traces import MOST_RANKS, named_ranks
 
 Process = tuple[str, int, int]  # host, number of the process, device
 

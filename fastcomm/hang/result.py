@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from fastcomm.errors import inert
 from fastcomm.result import TableResult
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from fastcomm.errors import inert
 from fastcomm.hang.result import Hang
 from fastcomm.show.console import plain_console, say, shown
 from fastcomm.show.tables import ResultTable, TableColumn
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 
 _MOST_ROWS = 12
 

@@ -16,7 +16,7 @@ from fastcomm.formats.flight_recorder import is_trace
 from fastcomm.formats.opening import open_run
 from fastcomm.hang.calls import RankCalls
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.run import Source
+from fastcomm.trace.run_traces import Source
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Trace
 from fastcomm.units import format_ns

@@ -29,7 +29,7 @@ from fastcomm.formats.store.layout import (
     table_name,
 )
 from fastcomm.result import TableResult
-from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.run_traces import SkippedRank
 from fastcomm.units import counted, format_bytes
 from fastcomm_kernels import _jit
 

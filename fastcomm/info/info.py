@@ -15,7 +15,7 @@ from fastcomm.formats.opening import missing
 from fastcomm.formats.store.layout import MANIFEST, ClockNote, Entry, Manifest, read_manifest
 from fastcomm.formats.store.writer import group_table, rank_facts, with_rank
 from fastcomm.result import Result
-from fastcomm.trace.run import (
+from fastcomm.trace.run_traces import (
     RunTraces,
     SkippedRank,
     agreed_size,

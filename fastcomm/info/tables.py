@@ -10,7 +10,7 @@ from fastcomm.errors import shell_joined, shell_quoted
 from fastcomm.info.info import Info, RankInfo, kinds
 from fastcomm.metrics.tables import kinds_of_groups
 from fastcomm.show.console import marked, plain_console, say, shown
-from fastcomm.trace.run import ranges, ranks_words, skipped_lines
+from fastcomm.trace.run_traces import ranges, ranks_words, skipped_lines
 from fastcomm.units import counted, format_bytes, format_ns, plural
 
 _MOST_ROWS = 12

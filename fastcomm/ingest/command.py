@@ -101,7 +101,12 @@ def _stored(
 
 def _show(ingested: "Ingested") -> None:
     """Print the size of the store, and its reused and skipped ranks, to stderr."""
-    from fastcomm.trace.run import expected_ranks, named_ranks, ranks_words, warnings_of_run
+    from fastcomm.trace.run_traces import (
+        expected_ranks,
+        named_ranks,
+        ranks_words,
+        warnings_of_run,
+    )
     from fastcomm.units import counted, format_bytes
 
     manifest, entries = ingested.manifest, ingested.manifest.ranks

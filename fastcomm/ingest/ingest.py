@@ -38,7 +38,14 @@ from fastcomm.formats.store.layout import (
 from fastcomm.formats.store.writer import StoredRank, fingerprint, write_tables
 from fastcomm.formats.workload_cards import with_card
 from fastcomm.ranks.clocks import clock_offsets
-from fastcomm.trace.run import Content, RunTraces, SkippedRank, Source, agreed_size, named_ranks
+from fastcomm.trace.run_traces import (
+    Content,
+    RunTraces,
+    SkippedRank,
+    Source,
+    agreed_size,
+    named_ranks,
+)
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import Trace
 from fastcomm.version import __version__

@@ -29,7 +29,7 @@ from fastcomm.units import enumeration
 
 if TYPE_CHECKING:
     from fastcomm.formats.kineto.reader import ShapedCall
-    from fastcomm.trace.run import RunTraces
+    from fastcomm.trace.run_traces import RunTraces
 
 _HALF = ("c10::BFloat16", "c10::Half")
 # Index of the first of two factors among the inputs of an operator.

@@ -38,7 +38,7 @@ from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.ranks.clocks import ClockOffset
 from fastcomm.trace.columns import filled, table_of
 from fastcomm.trace.parallelisms import TAG
-from fastcomm.trace.run import ParallelMap, named_ranks, ranges
+from fastcomm.trace.run_traces import ParallelMap, named_ranks, ranges
 from fastcomm.trace.trace import SMALL
 from fastcomm.units import plural
 

@@ -18,7 +18,7 @@ from fastcomm.metrics.partial import (
     without_device_clock,
 )
 from fastcomm.ranks.group_tags import GroupTags
-from fastcomm.trace.run import ParallelMap, SkippedRank
+from fastcomm.trace.run_traces import ParallelMap, SkippedRank
 from fastcomm.trace.trace import Trace
 
 R = TypeVar("R")

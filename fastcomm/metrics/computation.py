@@ -77,7 +77,7 @@ from fastcomm.metrics.traffic import Exposure, Volume, exposures
 from fastcomm.ranks.group_tags import GroupTags
 from fastcomm.trace.columns import table_of
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import (
+from fastcomm.trace.run_traces import (
     ParallelMap,
     RunTraces,
     SkippedRank,

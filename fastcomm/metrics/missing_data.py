@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from fastcomm.metrics.breakdown import RankTime
-from fastcomm.trace.run import named_ranks, ranges
+from fastcomm.trace.run_traces import named_ranks, ranges
 from fastcomm.trace.trace import MISSING_DATA, NO_DEVICE
 from fastcomm.units import enumeration, plural
 

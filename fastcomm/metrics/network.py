@@ -27,7 +27,7 @@ from fastcomm.metrics.spill_files import NS
 from fastcomm.metrics.step_counts import StepCounts
 from fastcomm.trace.columns import alike, filled, lookup, nullable, sums
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels.arrays import NONE, NULL, Floats, Ints
 

@@ -32,7 +32,7 @@ from fastcomm.ranks.group_tags import GroupTags, agreed, table_of_tags, with_tag
 from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.iterations import NO_MARKS, WHOLE
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import named_ranks, ranges, warnings_of_ranks, warnings_of_run
+from fastcomm.trace.run_traces import named_ranks, ranges, warnings_of_ranks, warnings_of_run
 from fastcomm.trace.schema import TAG_SOURCES
 from fastcomm.trace.trace import MISSING_DATA, Trace
 from fastcomm_kernels.arrays import NONE, NULL, Ints

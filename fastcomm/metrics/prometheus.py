@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastcomm.files import aside
 from fastcomm.metrics.result import Metrics
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 
 _NS = 1e9  # of a second
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})

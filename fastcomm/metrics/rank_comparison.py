@@ -37,7 +37,7 @@ from fastcomm.ranks.clocks import (
     offsets_with_limits,
 )
 from fastcomm.trace.columns import alike
-from fastcomm.trace.run import ParallelMap
+from fastcomm.trace.run_traces import ParallelMap
 from fastcomm.trace.schema import FROM_ROOT, OP, ROOTED, TO_ROOT
 from fastcomm.units import counted
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints

@@ -31,7 +31,7 @@ from fastcomm.metrics.rank_pairs import RankPairs, matrix
 from fastcomm.metrics.traffic import Bandwidth, Exposure, HostCommunication, Volume, divided
 from fastcomm.ranks.group_tags import GroupTags
 from fastcomm.result import Result
-from fastcomm.trace.run import SkippedRank, expected_ranks
+from fastcomm.trace.run_traces import SkippedRank, expected_ranks
 from fastcomm.units import format_ns
 
 NO_FLOPS = "not counted, as that reads all events: pass --flops"

@@ -36,7 +36,7 @@ from fastcomm.show.console import (
 )
 from fastcomm.show.tables import NA, Medium, ResultTable, TableCell, TableColumn
 from fastcomm.trace.parallelisms import LOOKS, TAGS
-from fastcomm.trace.run import ranks_words
+from fastcomm.trace.run_traces import ranks_words
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns, plural
 
 _NO_MEMBERS = "the trace does not record the members of the group"

@@ -19,7 +19,7 @@ from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.ranks.clocks import EndOffsets
 from fastcomm.ranks.matching import LEAST, Refusal, Sample, Stream, places
 from fastcomm.trace.columns import block_lengths, block_starts, filled
-from fastcomm.trace.run import ParallelMap
+from fastcomm.trace.run_traces import ParallelMap
 from fastcomm.trace.schema import EVEN
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NONE, NULL, Ints

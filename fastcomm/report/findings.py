@@ -18,7 +18,7 @@ from fastcomm.show.charts import BarChart, Part, RowMarks, line_look, row_bars
 from fastcomm.show.pages import Fact, PageFinding, Picture, Sentence
 from fastcomm.timeline import page as timelines
 from fastcomm.timeline.timeline import Timeline
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm_kernels.arrays import Floats
 
 MOST = 8

@@ -23,7 +23,7 @@ from fastcomm.show.pages import Block, Missing, Page, PageTable, Section, many, 
 from fastcomm.show.pages import write as write_page
 from fastcomm.timeline import page as timelines
 from fastcomm.timeline.timeline import Timeline
-from fastcomm.trace.run import skipped_lines
+from fastcomm.trace.run_traces import skipped_lines
 
 TITLE = "Not measurable here, and how to record it"
 _KERNELS = (

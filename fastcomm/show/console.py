@@ -26,7 +26,7 @@ from fastcomm.errors import inert, inert_parts
 from fastcomm.show.tables import NA, ResultTable
 
 if TYPE_CHECKING:
-    from fastcomm.trace.run import RunTraces, Source
+    from fastcomm.trace.run_traces import RunTraces, Source
 
 # Print every column, however wide the lines get (`--wide`).
 WIDE: ContextVar[bool] = ContextVar("WIDE", default=False)

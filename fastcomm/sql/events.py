@@ -16,7 +16,7 @@ from fastcomm.device_work.options import KernelKey
 from fastcomm.formats.store.writer import stored_rows
 from fastcomm.ranks.group_tags import GroupTags, with_tags
 from fastcomm.sql.views import EVENTS
-from fastcomm.trace.run import Content, Source
+from fastcomm.trace.run_traces import Content, Source
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals

@@ -18,7 +18,7 @@ from fastcomm.metrics.rank_comparison import AlignedEvents, Share
 from fastcomm.ranks.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.sql.views import COLLECTIVES
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import ParallelMap, SkippedRank
+from fastcomm.trace.run_traces import ParallelMap, SkippedRank
 from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels.arrays import NULL, Ints
 

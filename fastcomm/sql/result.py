@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.result import TableResult
-from fastcomm.trace.run import SkippedRank, named_ranks
+from fastcomm.trace.run_traces import SkippedRank, named_ranks
 from fastcomm.units import counted
 
 _MOST_COLUMNS = 8  # that a sentence names

@@ -27,7 +27,7 @@ from fastcomm.sql.events import EventScan
 from fastcomm.sql.matched_collectives import matched_collectives
 from fastcomm.sql.result import ViewRead
 from fastcomm.sql.views import COLLECTIVES, EVENTS, KERNELS, RANKS, RunView
-from fastcomm.trace.run import SkippedRank, Source
+from fastcomm.trace.run_traces import SkippedRank, Source
 
 _SHARES = 4  # ranks that each worker reads at once, at most
 

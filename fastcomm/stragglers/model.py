@@ -19,7 +19,7 @@ from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import Edit, Replacement, durations_after, select
 from fastcomm.graph.graph import acyclic_order
 from fastcomm.stragglers.operations import POINT_TO_POINT, Op, OperationTable
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 from fastcomm_kernels.graph import index
 from fastcomm_kernels.replay import ALONE, simulate

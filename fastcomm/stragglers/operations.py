@@ -18,7 +18,7 @@ from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError, shell_quoted
 from fastcomm.formats import tables
 from fastcomm.formats.detection import no_such_path, refuse_standard_input
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
 POINT_TO_POINT = ("forward-send", "forward-recv", "backward-send", "backward-recv")

@@ -15,7 +15,7 @@ from fastcomm.show.pages import PageTimeline, Section, Sentence, Spec, many, unk
 from fastcomm.show.svg import PATTERNS
 from fastcomm.timeline.events import BIN_KINDS, GRAPH, KINDS, LEVELS
 from fastcomm.timeline.timeline import Moment, Timeline, TimelineStep
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm.trace.schema import OPS
 from fastcomm_kernels.arrays import NULL, Ints
 

@@ -38,7 +38,7 @@ from fastcomm.timeline.events import (
     work,
 )
 from fastcomm.trace.columns import lookup
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm.trace.schema import OP
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NULL, Flags, Ints

@@ -18,7 +18,7 @@ import numpy as np
 from fastcomm import checks, regexes
 from fastcomm.errors import ConfigError
 from fastcomm.options import StepBoundary
-from fastcomm.trace.run import ranges as in_ranges
+from fastcomm.trace.run_traces import ranges as in_ranges
 from fastcomm.units import counted, format_ns, percent
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 

@@ -59,7 +59,7 @@ def run(
     --once after the last. Other exit codes: 0 done, 1 error, 2 wrong usage, 3 done, and ranks
     of a window are missing.
     """
-    from fastcomm.trace.run import skipped_lines
+    from fastcomm.trace.run_traces import skipped_lines
     from fastcomm.watch.changes import Watch
     from fastcomm.watch.tables import show
 

@@ -9,7 +9,7 @@ from fastcomm.comparison.cause_changes import CauseChange
 from fastcomm.comparison.result import BreakdownChange
 from fastcomm.metrics.tables import part_name
 from fastcomm.show.console import STEP_DIGITS, plain_console, say
-from fastcomm.trace.run import ranges, ranks_words
+from fastcomm.trace.run_traces import ranges, ranks_words
 from fastcomm.units import format_bandwidth, format_ns, format_signed_ns, signed_percent
 from fastcomm.watch.changes import SlowerLinks, WindowReport
 

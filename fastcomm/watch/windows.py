@@ -27,7 +27,7 @@ from fastcomm.metrics.partial_files import read as read_partials
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import ReadOptions
 from fastcomm.preparation import open_traces
-from fastcomm.trace.run import SkippedRank, ranges
+from fastcomm.trace.run_traces import SkippedRank, ranges
 
 _TRACES = (".json", ".json.gz", ".parquet")
 _FOLDER = re.compile(r"step-(\d{1,12})(?:-(\d{1,6}))?")

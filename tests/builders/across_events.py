@@ -8,7 +8,7 @@ from fastcomm.metrics import outliers, traffic
 from fastcomm.metrics.across_ranks import Material, measure_across_ranks
 from fastcomm.metrics.spill_files import cut
 from fastcomm.trace.parallelisms import TAG
-from fastcomm.trace.run import one_by_one
+from fastcomm.trace.run_traces import one_by_one
 from fastcomm.trace.schema import OP
 
 STEPS = 2

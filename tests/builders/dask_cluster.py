@@ -14,7 +14,7 @@ from builders.places import TESTS
 
 from fastcomm.errors import TraceFileError
 from fastcomm.executors.executor import Task, both
-from fastcomm.trace.run import RunTraces, Source
+from fastcomm.trace.run_traces import RunTraces, Source
 
 # Dask looks after dead processes at once, and waits for nothing; a nanny forks its workers.
 # It takes no samples of what a worker does, which cost a fiftieth of a core.

@@ -5,7 +5,7 @@ from pathlib import Path
 from fastcomm.executors.executor import Executor, Local, OpenedRun, executor_of
 from fastcomm.formats import opening
 from fastcomm.formats.config import Config
-from fastcomm.trace.run import RunTraces
+from fastcomm.trace.run_traces import RunTraces
 
 
 def open_run(

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from fastcomm.metrics import spill_files, ungrouped
 from fastcomm.metrics.ungrouped import ExpectedMembers, find
-from fastcomm.trace.run import one_by_one
+from fastcomm.trace.run_traces import one_by_one
 from fastcomm.trace.schema import OP
 
 US, MS = 1_000, 1_000_000

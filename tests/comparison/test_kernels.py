@@ -20,7 +20,7 @@ from fastcomm.device_work.result import Kernels
 from fastcomm.device_work.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.errors import FastcommError
 from fastcomm.trace import schema
-from fastcomm.trace.run import ReadRanks
+from fastcomm.trace.run_traces import ReadRanks
 
 HOST_RUN = RECORDED / "gloo_2x2"
 KINETO = path_of("kineto")

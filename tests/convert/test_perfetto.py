@@ -26,7 +26,7 @@ from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
 from fastcomm.trace import timelines
 from fastcomm.trace.perfetto_trace import PerfettoTimeline
-from fastcomm.trace.run import RunTraces, Source
+from fastcomm.trace.run_traces import RunTraces, Source
 from fastcomm.trace.schema import ENDS_TOGETHER
 from fastcomm.trace.timelines import PROGRAM, DrawnWaits, Piece, Place, Slices, join
 

@@ -24,7 +24,7 @@ from fastcomm.device_work.result import Kernels
 from fastcomm.device_work.totals import WorkQuestion, WorkTotals, merge
 from fastcomm.errors import SchemaError
 from fastcomm.trace import schema
-from fastcomm.trace.run import ReadRanks
+from fastcomm.trace.run_traces import ReadRanks
 from fastcomm.trace.trace import Meta, Trace
 
 NAMES = ["gemm", "void reduce<4, f>(int)", "void reduce<8, g>(int)", "fill"]

@@ -19,7 +19,7 @@ from fastcomm.formats.config import Config
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import RunTraces
+from fastcomm.trace.run_traces import RunTraces
 from fastcomm.trace.schema import OPS
 
 COLLECTIVES = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AlltoAll")

@@ -17,7 +17,7 @@ from fastcomm.formats.tables import STRAGGLER, preset_of, table_mapping
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.synthetic.job import TableJob, write_table
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import RunTraces
+from fastcomm.trace.run_traces import RunTraces
 from fastcomm.trace.schema import KINDS, OPS
 
 FOLDER = path_of("replay/straggler")

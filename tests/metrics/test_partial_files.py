@@ -16,7 +16,7 @@ from fastcomm.metrics.partial_files import RankPartials
 from fastcomm.result import json_text
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
-from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.run_traces import SkippedRank
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fastcomm.metrics import ungrouped
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped, find
 from fastcomm.ranks.matching import Sample, Stream, places
-from fastcomm.trace.run import one_by_one
+from fastcomm.trace.run_traces import one_by_one
 
 
 def regular(ranks=4, count=8, late=None, skew=MS):

@@ -23,7 +23,7 @@ from fastcomm.show.charts import THIN
 from fastcomm.show.draw import draw
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 
 
 @pytest.fixture(scope="module")

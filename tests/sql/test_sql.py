@@ -114,7 +114,7 @@ def test_the_list_of_files_answers_without_a_trace(folder, monkeypatch):
 
     monkeypatch.setattr(run_tables, "compute_metrics", refuse)
     monkeypatch.setattr(run_tables, "sum_kernels", refuse)
-    monkeypatch.setattr("fastcomm.trace.run.Source.read", refuse)
+    monkeypatch.setattr("fastcomm.trace.run_traces.Source.read", refuse)
     result = fastcomm.open(folder / "run").sql("select count(*), max(file_bytes) from ranks")
     assert result.rows()[0]["count_star()"] == 4
     assert str(result.reads[0]) == "ranks (file_bytes) without a trace"
@@ -188,13 +188,13 @@ def test_a_store_and_its_traces_have_an_equal_column(run, store, column):
 
 def test_work_alone_is_read_where_it_is_enough(run, monkeypatch):
     contents = []
-    original = fastcomm.trace.run.Source.read
+    original = fastcomm.trace.run_traces.Source.read
 
     def noting(self, content="work"):
         contents.append(content)
         return original(self, content)
 
-    monkeypatch.setattr("fastcomm.trace.run.Source.read", noting)
+    monkeypatch.setattr("fastcomm.trace.run_traces.Source.read", noting)
     condition = "where rank = 0 and kind in ('kernel', 'memcpy')"
     work = rows(run, f"select start_ns, name, op, tag from events {condition}")
     both = rows(run, f"select start_ns, name, op, tag, event from events {condition}")
@@ -362,7 +362,7 @@ def test_the_time_limit_holds_while_a_rank_is_read(folder, monkeypatch):
     def slow(*_, **__):
         time.sleep(20)
 
-    monkeypatch.setattr("fastcomm.trace.run.Source.read", slow)
+    monkeypatch.setattr("fastcomm.trace.run_traces.Source.read", slow)
     begin = time.monotonic()
     with pytest.raises(FastcommError, match="not done after 300ms"):
         opened.sql("select count(*) from events", timeout="300ms")
@@ -556,7 +556,7 @@ def test_any_words_of_sql_are_answered_or_an_error_of_one_line(text):
 
 
 EMPTY = fastcomm.executors.executor.OpenedRun.of(
-    fastcomm.trace.run.RunTraces(sources=(), world_size=None),
+    fastcomm.trace.run_traces.RunTraces(sources=(), world_size=None),
     fastcomm.executors.executor.Local(),
 )
 

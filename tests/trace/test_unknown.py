@@ -13,7 +13,7 @@ from fastcomm.formats.kineto.categories import CATEGORIES, unknown_categories
 from fastcomm.formats.kineto.reader import read
 from fastcomm.ingest.ingest import ingest, plan
 from fastcomm.metrics.computation import compute_metrics
-from fastcomm.trace.run import warnings_of_run
+from fastcomm.trace.run_traces import warnings_of_run
 from fastcomm.trace.schema import KINDS
 
 SCHEMA = SCHEMAS / "metrics.json"

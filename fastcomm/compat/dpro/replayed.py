@@ -27,7 +27,7 @@ from fastcomm.compat.dpro.uniform import (
 )
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import DeviceGraph, DeviceSchedule, LongestPath, acyclic_order
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm.units import plural
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import replay as kernels

@@ -29,7 +29,7 @@ from fastcomm.show.console import (
     what_if_line,
 )
 from fastcomm.show.tables import ResultTable, TableColumn
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
 
 _RANKS = (

@@ -44,7 +44,7 @@ from fastcomm.ranks import clocks
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.passes import passes
-from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_ranks
+from fastcomm.trace.run_traces import ReadRanks, RunTraces, SkippedRank, warnings_of_ranks
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm.units import counted, plural

@@ -43,7 +43,7 @@ from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.columns import alike, lookup
 from fastcomm.trace.events import Events
 from fastcomm.trace.host_names import COLLECTIVE_CALL, DEVICE_ANNOTATION
-from fastcomm.trace.run import MOST_RANKS
+from fastcomm.trace.run_traces import MOST_RANKS
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NONE, NULL, Flags, Ints

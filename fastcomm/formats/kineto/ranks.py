@@ -34,7 +34,7 @@ from fastcomm.formats.sources import (
 )
 from fastcomm.formats.stream import BLOCK, CutShortError, blocks, tail
 from fastcomm.trace.host_names import HOST_LIBRARIES
-from fastcomm.trace.run import SkippedRank, Source
+from fastcomm.trace.run_traces import SkippedRank, Source
 
 # profiler: a trace of the PyTorch profiler. uniform: events as dPRO names them. events: a list
 # of events, none of which is in the beginning. foreign: events of another program, and other

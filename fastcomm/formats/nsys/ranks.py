@@ -26,7 +26,7 @@ from fastcomm.formats.nsys.export import Export
 from fastcomm.formats.nsys.nvtx import read_nccl, read_ranges
 from fastcomm.formats.nsys.report import Report, read_report
 from fastcomm.formats.sources import RankReader, RankSources, rank_from_name, unused
-from fastcomm.trace.run import Source, ranges
+from fastcomm.trace.run_traces import Source, ranges
 from fastcomm.trace.trace import SMALL, Meta, Trace
 from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL

@@ -30,7 +30,7 @@ from fastcomm.formats.stream import CutShortError, blocks
 from fastcomm.trace.timelines import DRAWN, PROGRAM
 
 if TYPE_CHECKING:
-    from fastcomm.trace.run import SkippedRank
+    from fastcomm.trace.run_traces import SkippedRank
 
 SUFFIXES = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
 _HEAD = 1 << 12

@@ -24,7 +24,7 @@ from fastcomm.formats.perfetto.packets import RANK_START, RANK_STRIDE, Packets, 
 from fastcomm.formats.perfetto.timeline import SliceTimeline, timeline
 from fastcomm.trace.columns import alike, lookup
 from fastcomm.trace.events import enclosing
-from fastcomm.trace.run import MOST_RANKS
+from fastcomm.trace.run_traces import MOST_RANKS
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted

@@ -40,7 +40,7 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.events import Events
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.rank_grid import Grid
-from fastcomm.trace.run import MOST_RANKS, SkippedRank
+from fastcomm.trace.run_traces import MOST_RANKS, SkippedRank
 from fastcomm.trace.tags import ProcessGroup, TagRule, TagRules
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NULL, Ints

@@ -24,7 +24,7 @@ from fastcomm.idle.causes import CAUSES
 from fastcomm.idle.intervals import idle_times
 from fastcomm.trace import schema
 from fastcomm.trace.parallelisms import TAGS
-from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.run_traces import SkippedRank
 from fastcomm.trace.schema import ARGS, KINDS
 from fastcomm.trace.trace import IdleTimes, Trace
 

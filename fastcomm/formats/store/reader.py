@@ -30,7 +30,7 @@ from fastcomm.formats.store.files import (
 from fastcomm.formats.store.layout import Manifest, read_manifest
 from fastcomm.trace import schema
 from fastcomm.trace.parallelisms import TAG, TAGS
-from fastcomm.trace.run import WITH_HOST, Content, SkippedRank, Source, ranges
+from fastcomm.trace.run_traces import WITH_HOST, Content, SkippedRank, Source, ranges
 from fastcomm.trace.trace import Meta, Trace
 
 if TYPE_CHECKING:

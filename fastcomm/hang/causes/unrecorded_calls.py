@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fastcomm.hang import rhythm
 from fastcomm.hang.state import DUMP_AGAIN, ENQUEUED, MOST_QUOTED, JobState, Verdict
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 
 _TWO = 2
 _OWN = ("code", "loader")  # what stacks show of ranks that stand in no call

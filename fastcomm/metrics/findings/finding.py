@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.options import EditOptions
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm.units import format_ns, percent
 from fastcomm_kernels.arrays import Floats
 

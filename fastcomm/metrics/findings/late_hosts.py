@@ -13,7 +13,7 @@ from fastcomm.metrics.findings.suspects import (
     step_evidence,
     wait_evidence,
 )
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 
 PURPOSE_ON_HOST = "what runs before and after the time in which nothing does"
 COMPARED = Sketch(of="ranks", measure="idle", noun="idle time")

@@ -15,7 +15,7 @@ from fastcomm.metrics.findings.finding import (
 from fastcomm.metrics.findings.late_hosts import COMPARED, idle_evidence
 from fastcomm.metrics.findings.suspects import Measurements, finding_of
 from fastcomm.metrics.outliers import NORMAL, HeatArrays, lower_median, peers_of
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 

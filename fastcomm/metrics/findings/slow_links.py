@@ -20,7 +20,7 @@ from fastcomm.metrics.links import Link, MeasuredLink
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays
 from fastcomm.metrics.rank_comparison import RankComparison
 from fastcomm.options import EditOptions
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm.units import enumeration, format_bandwidth, format_ns, percent
 
 KIND = "slow_link"

@@ -18,7 +18,7 @@ from fastcomm.metrics.findings.suspects import (
 )
 from fastcomm.metrics.outliers import lower_median, peers_of
 from fastcomm.options import EditOptions
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 from fastcomm.units import plural
 from fastcomm_kernels.arrays import Floats
 

@@ -12,7 +12,7 @@ from fastcomm.errors import shell_joined
 from fastcomm.metrics.findings.finding import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import ReadOptions
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run_traces import ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

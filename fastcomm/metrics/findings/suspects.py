@@ -20,7 +20,7 @@ from fastcomm.metrics.findings.finding import (
     steps_and_spread,
 )
 from fastcomm.metrics.outliers import HeatArrays, above_peers, lower_median, peers_of
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm_kernels.arrays import Floats, Ints
 
 # Minimum share of a cost that remains where another stage computes longer.

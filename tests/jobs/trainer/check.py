@@ -12,7 +12,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from fastcomm.trace.run import named_ranks
+from fastcomm.trace.run_traces import named_ranks
 from fastcomm.watch.windows import windows_below
 
 RANKS, SUSPECT, FULL, DEAD = 4, 2, 1, 3
