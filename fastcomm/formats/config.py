@@ -209,7 +209,7 @@ def read(path: Path) -> Config:
     )
 
 
-def whole(table: Mapping[str, Any], key: str, where: str) -> int | None:
+def integer(table: Mapping[str, Any], key: str, where: str) -> int | None:
     """Return the positive integer under `key`, or None without the key.
 
     Parameters
@@ -271,7 +271,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[tuple[dict[str,
 
 def _parallel(table: Mapping[str, Any], where: str) -> Parallel:
     """Return the sizes and the order of the grid; `where` names the table in errors."""
-    sizes = {name: whole(table, name, where) for name in SIZES}
+    sizes = {name: integer(table, name, where) for name in SIZES}
     order = _text(table, "order", where)
     try:
         dimensions_of(order or DEFAULT_ORDER)

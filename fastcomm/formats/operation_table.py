@@ -285,7 +285,7 @@ def _widen(
 ) -> None:
     """Widen the first start and last stop of each iteration by some rows."""
     start, stop = tables.times(table, mapping, path)
-    number = tables.whole_numbers(table, mapping.iteration or "", path)
+    number = tables.int64_column(table, mapping.iteration or "", path)
     for iteration, low, high in zip(*_extents(number, start, stop), strict=True):
         first, last = spans.get(iteration, (low, high))
         spans[iteration] = min(first, low), max(last, high)
@@ -343,7 +343,7 @@ def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -
         if mapping in ASCEND:  # rows without a number are outside of all iterations
             is_inside = table[mapping.iteration].is_valid().to_numpy()
         inside = table.filter(pa.array(is_inside))
-        number = tables.whole_numbers(inside, mapping.iteration, path)
+        number = tables.int64_column(inside, mapping.iteration, path)
         if mapping.restarts:
             shift = np.array([rank.shifts[k] for k in number.tolist()], np.int64)
             start, stop = start + shift, stop + shift

@@ -446,7 +446,7 @@ def resolution(table: pa.Table, mapping: TableMapping) -> str | None:
     return f"times are {column.type.bit_width}-bit floats: up to {step:.0f} ns apart"
 
 
-def whole_numbers(table: pa.Table, name: str, path: Path) -> Ints:
+def int64_column(table: pa.Table, name: str, path: Path) -> Ints:
     """Return a column of integers as int64.
 
     Parameters

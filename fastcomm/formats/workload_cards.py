@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from fastcomm import files
 from fastcomm.checks import refuse
 from fastcomm.files import place
-from fastcomm.formats.config import Config, whole
+from fastcomm.formats.config import Config, integer
 from fastcomm.trace.rank_grid import Parallel
 
 # What the name of a framework begins with or contains, and its order of ranks.
@@ -82,7 +82,7 @@ def read_card(path: Path) -> Card:
     parallel = _parallel(plan, f"{path}: model_plan_parallelization")
     name = _section(data, path, "Model-executor", "framework").get("name")
     parallel = _laid_out(parallel, name, path, warnings)
-    total = whole(_section(hardware, path, "xpu_spec"), "total_count", f"{path}: xpu_spec")
+    total = integer(_section(hardware, path, "xpu_spec"), "total_count", f"{path}: xpu_spec")
     _check_total(parallel, total, path, warnings)
     bandwidths = _section(hardware, path, "network_topo").get("bandwidth_gbps")
     scale_out, scale_up = _bandwidths(bandwidths, path, warnings)
@@ -110,13 +110,13 @@ def _section(data: Mapping[str, Any], path: Path, *keys: str) -> Mapping[str, An
 
 def _parallel(plan: Mapping[str, Any], where: str) -> Parallel:
     """Return the sizes of a card; with a dp_shard of -1, dp follows from the others."""
-    replicate = whole(plan, "dp_replicate", where)
+    replicate = integer(plan, "dp_replicate", where)
     is_inferred = plan.get("dp_shard") == -1
-    shard = None if is_inferred else whole(plan, "dp_shard", where)
-    dp = whole(plan, "dp", where)
+    shard = None if is_inferred else integer(plan, "dp_shard", where)
+    dp = integer(plan, "dp", where)
     if not is_inferred and (shard or replicate):
         dp = (shard or 1) * (replicate or 1)
-    tp, pp, cp, ep = (whole(plan, name, where) for name in ("tp", "pp", "cp", "ep"))
+    tp, pp, cp, ep = (integer(plan, name, where) for name in ("tp", "pp", "cp", "ep"))
     return Parallel(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, dp_replicate=replicate)
 
 
