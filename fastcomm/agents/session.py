@@ -29,7 +29,7 @@ _PAUSE_S = 0.1  # between two reports of progress
 _LAYOUT = ("tp", "pp", "dp", "ep", "cp", "order")
 
 
-def unreported(_done: float, _total: float, _message: str) -> None:
+def no_progress(_done: float, _total: float, _message: str) -> None:
     """Report no progress."""
 
 
@@ -51,7 +51,7 @@ class AgentSession:
     folders: Folders
     out: Path | None = None
     workers: int = 1
-    report: ReportProgress = unreported
+    report: ReportProgress = no_progress
     _results: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
 
     def path(self, choice: RunChoice) -> Path:

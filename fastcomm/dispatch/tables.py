@@ -425,7 +425,7 @@ def held_out(errors: Sequence[HeldOutError]) -> ResultTable:
 
 
 def exchange_errors(errors: Sequence[ExchangeError]) -> ResultTable:
-    """Return the errors of predictions by GPU, kernels, number of nodes, and phase."""
+    """Return the table of errors of predictions, by GPU, kernels, nodes and phase."""
     return ResultTable(name="errors", caption="Errors", columns=_ERRORS, rows=errors)
 
 
