@@ -41,7 +41,7 @@ def root(longest: int | None = None) -> Path:
     for name in _candidates():
         folder = Path(name)
         if reason := _reason_against(folder):
-            _warn(name, reason)
+            _log_unused(name, reason)
         elif longest is None or len(os.fsencode(folder.resolve())) <= longest:
             return folder.resolve()
     raise OSError(
@@ -102,7 +102,7 @@ def is_in_working_directory(place: Path) -> bool:
     return here != Path(here.root) and place.is_relative_to(here)
 
 
-def _warn(name: str, reason: str) -> None:
+def _log_unused(name: str, reason: str) -> None:
     """Log once, and only in the main process, that the directory of a user is not used."""
     if name != os.environ.get(_VARIABLE) or name in _warned:
         return
