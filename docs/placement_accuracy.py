@@ -28,7 +28,7 @@ _SEEDS = range(3)
 _EVEN = 1.01  # over the bound, above which cases are counted
 _BAR = 1.05  # over the bound, above which a tighter bound is computed
 _HOT = 8  # experts whose replicas the tighter bound counts
-_NODES, _GAP = 2000, 1e-3  # of the search for the tighter bound
+_NODES, _GAP = 20_000, 1e-3  # of the search for the tighter bound
 _TINY = 1e-9  # relative: rounding
 
 
