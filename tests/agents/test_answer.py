@@ -5,6 +5,7 @@ import json
 
 import pyarrow as pa
 import pytest
+from builders.hang_files import write_dumps
 from builders.places import JOBS, RECORDED
 
 from fastcomm.agents.answer import Answer, RowsPage, Total, rendered, tokens_of
@@ -53,9 +54,19 @@ def test_answers_on_recorded_hangs_are_small():
 def test_answers_on_512_ranks_are_small_and_tables_have_pages(tmp_path):
     job = Job(ranks=512, tp=8, dp=64, layers=1, micro_batches=1, steps=2, straggler=77)
     write(job, tmp_path / "run")
-    session = session_of(tmp_path)
-    for tool in ("describe_run", "measure", "findings", "idle_causes"):
-        assert tokens_of(text_of(session, tool, run="run")) <= 2000, tool
+    write_dumps(tmp_path / "dumps", 512, absent=77)
+    (tmp_path / "pages").mkdir()
+    session = session_of(tmp_path, out=tmp_path / "pages")
+    special = {
+        "list_runs": {},
+        "compare": {"before": "run", "after": "run"},
+        "hang": {"run": "dumps"},
+        "plan": {"model": "llama3-70b", "gpus": 512, "global_batch": 1024},
+    }
+    for tool in TOOLS:
+        text = text_of(session, tool, **special.get(tool, {"run": "run"}))
+        assert tokens_of(text) <= 2000, tool
+        assert len(text) / 4 <= 2000, tool
     for table in (
         json.loads(text_of(session, "measure", run="run"))["further"][-1]
         .split(": ")[1]
