@@ -1,6 +1,7 @@
 """Test that a field of an options class is all that is written about an option."""
 
 import copy
+import inspect
 import pickle
 from dataclasses import dataclass, fields, replace
 
@@ -103,11 +104,11 @@ def test_the_docstring_of_a_function_lists_the_fields():
 
         """
 
-    before, after = draw.__doc__.split("name.\n")
-    assert before.endswith("Fields of `Drawing`, by\n            ")
-    assert after.startswith("\n            - `colors`: Number of colors.\n")
+    before, after = inspect.getdoc(draw).split("name.\n")
+    assert before.endswith("Fields of `Drawing`, by\n    ")
+    assert after.startswith("\n    - `colors`: Number of colors.\n")
     assert "- `palette`: Names of colors, as colors allows.\n" in after
-    assert "as in 5us.\n\n        Returns\n" in after
+    assert "as in 5us.\n\nReturns\n" in after
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,8 @@ def test_a_member_that_is_longer_than_the_file_or_encrypted_is_refused(tmp_path)
     last = whole.rindex(b"PK\1\2")  # of the directory: sizes from byte 20, flags at byte 8
     longer = whole[: last + 20] + (1 << 20).to_bytes(4, "little") * 2 + whole[last + 28 :]
     encrypted = whole[: last + 8] + b"\1" + whole[last + 9 :]
-    for damaged, said in ((longer, "ends early"), (encrypted, "encrypted")):
+    # Python 3.13 says of the first that its entries overlap.
+    for damaged, said in ((longer, "(ends early|Overlapped)"), (encrypted, "encrypted")):
         path.write_bytes(damaged)
         with pytest.raises(FastcommError, match=f"not a saved critical path: .*{said}"):
             hta.restore_cpgraph(path)

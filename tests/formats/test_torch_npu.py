@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 
 import pytest
 from builders.commands import invoke
@@ -49,7 +50,7 @@ def written(folder, device, *, text=True, steps=True):
         (output / "communication.json").write_text(json.dumps({"step1": {}}))
     for name, table in ((f"ascend_pytorch_profiler_{device}.db", "STRING_IDS"),
                         ("analysis.db", "StepTraceTime")):  # fmt: skip
-        with sqlite3.connect(output / name) as database:
+        with closing(sqlite3.connect(output / name)) as database:
             database.execute(f"CREATE TABLE {table} (id INTEGER, value TEXT)")
     return own
 

@@ -284,7 +284,7 @@ def test_options_reach_the_measurement(traces, tmp_path, monkeypatch, capfd):
 
 
 PROGRAM = """
-import os, sys, time
+import os, sys, time, warnings
 sys.path[:0] = {paths!r}
 import fastcomm.torch
 from builders.fake_profiler import FakeProfiler
@@ -354,6 +354,8 @@ def test_a_process_that_dies_leaves_its_last_window_to_the_writer(traces, tmp_pa
 
 def test_a_fork_neither_writes_nor_waits_for_windows_of_its_parent(traces, tmp_path):
     body = """
+    # Python 3.12 and newer warn of forks beside threads.
+    warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
     handle(FakeProfiler(Path(TRACE), 5))
     child = os.fork()
     if not child:

@@ -290,19 +290,20 @@ def recovered_members(text: bytes) -> dict[str, Any]:
     return recovered
 
 
-def with_numbers(value: Any) -> Any:
-    """Return members of the outer object; numbers of `_WHOLE` in quotes become integers."""
-    if isinstance(value, list):
-        # Most are long lists of ranks.
-        return [with_numbers(k) if isinstance(k, (dict, list)) else k for k in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: int(entry)
-        if key in _WHOLE and isinstance(entry, str) and _QUOTED.fullmatch(entry)
-        else with_numbers(entry)
-        for key, entry in value.items()
-    }
+def with_numbers(members: Any) -> Any:
+    """Make numbers of `_WHOLE` in quotes integers, however deep they are nested; in place."""
+    rest = [members]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            for key, entry in value.items():
+                if key in _WHOLE and isinstance(entry, str) and _QUOTED.fullmatch(entry):
+                    value[key] = int(entry)
+            rest.extend(value.values())
+        elif isinstance(value, list):
+            # Most are long lists of ranks.
+            rest.extend(k for k in value if isinstance(k, (dict, list)))
+    return members
 
 
 def unescaped(data: bytes) -> str:

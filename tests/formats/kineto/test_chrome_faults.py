@@ -111,8 +111,9 @@ def test_damaged_text_around_the_events_is_read_key_by_key(tmp_path, what, broke
         assert "not valid JSON" in scanned.warnings[0]
 
 
-def test_deep_nesting_does_not_crash(tmp_path):
-    deep = "[" * 5000 + "]" * 5000
+@pytest.mark.parametrize("depth", [1000, 5000])
+def test_deep_nesting_does_not_crash(tmp_path, depth):
+    deep = "[" * depth + "]" * depth
     event = EVENTS[1].replace("[1, 1, 1]", deep)
     assert_rows(scan(tmp_path, trace(*EVENTS, event)), expected_of(*EVENTS, EVENTS[1]))
     scanned = scan(tmp_path, trace(*EVENTS, head=HEAD.replace('"nccl"', deep)))
