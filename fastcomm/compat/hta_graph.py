@@ -102,6 +102,8 @@ def linked(trace: Trace, *, keep_last: bool = False) -> Linked:
         start=rows.start - trace.meta.base,
         stream=np.where(rows.stream == NULL, -1, rows.stream),
         correlation=np.where(rows.correlation == NULL, -1, rows.correlation),
+        # Writable like the others: kernels are compiled anew for columns that are not.
+        position=rows.position.copy(),
     )
     rows = _rounded(rows, trace)
     order = np.arange(len(rows))

@@ -151,9 +151,10 @@ def _restored(
         _table(archive, name, path) for name in ("nodes", "edges", "events")
     )
     owner = filled(edges["owner"], NONE).astype(np.int32)
+    # Columns are copied, as kernels are compiled anew for those that cannot be written to.
     graph = Graph(
-        **{name: nodes[name].to_numpy() for name in ("event", "time", "is_end")},
-        **{name: edges[name].to_numpy() for name in ("source", "target", "kind", "weight")},
+        **{name: np.array(nodes[name]) for name in ("event", "time", "is_end")},
+        **{name: np.array(edges[name]) for name in ("source", "target", "kind", "weight")},
         owner=owner,
     )
     _check(graph, events.num_rows, path)
@@ -161,7 +162,7 @@ def _restored(
     forward = (graph.source < graph.target).all() and (np.diff(graph.target) >= 0).all()
     if about.rules.is_exact and not forward:
         raise FastcommError(f"{path}: edges are not in order, or lead backward")
-    on_device = nodes["on_device"].to_numpy()
+    on_device = np.array(nodes["on_device"])
     longest, slack = None, None
     if "path.parquet" in archive.namelist():
         longest, slack = _path(_table(archive, "path", path), graph, manifest["last"])

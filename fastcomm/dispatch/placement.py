@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fastcomm.dispatch.options import ReplicaRule
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.routing import layer_key
+from fastcomm.dispatch.routing import id_type, layer_key
 from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.errors import ConfigError
 from fastcomm_kernels import dispatch
@@ -441,7 +441,7 @@ def _choose_replicas(
     layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64
 ) -> Ids:
     """Return the physical experts of each token; `tables` are from `_tables`."""
-    out = np.empty(layer.expert.shape, np.int32)
+    out = np.empty(layer.expert.shape, id_type(len(tables[1])))
     src_node = (layer.src // layer.width).astype(layer.src.dtype)
     with np.errstate(over="ignore"):
         dispatch.replicated(0, key, src_node, layer.expert, tables, rule, out)

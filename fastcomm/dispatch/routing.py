@@ -25,9 +25,9 @@ _WORD = (1 << 64) - 1
 Draw = Callable[[int, np.uint64, Ids], None]
 
 
-def id_type(recipe: Recipe) -> type[np.int16] | type[np.int32]:
+def id_type(experts: int) -> type[np.int16] | type[np.int32]:
     """Return the smallest integer type that holds every expert and GPU."""
-    return np.int16 if recipe.experts <= np.iinfo(np.int16).max else np.int32
+    return np.int16 if experts <= np.iinfo(np.int16).max else np.int32
 
 
 def shares(recipe: Recipe, popularity: Sequence[float] | None = None) -> Shares:
@@ -158,7 +158,7 @@ def source_gpus(recipe: Recipe, counts: Sequence[int] | None = None) -> Ids:
     `counts` has the number of tokens of each GPU; by default tokens are spread evenly.
     `ConfigError` if the counts do not suit the recipe.
     """
-    dtype = id_type(recipe)
+    dtype = id_type(recipe.experts)
     if counts is None:
         # Token i is on GPU i * gpus // tokens.
         edges = -(-np.arange(recipe.gpus + 1) * recipe.tokens // recipe.gpus)
@@ -269,7 +269,7 @@ def layers_of_seed(recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
     src = np.repeat(np.arange(recipe.gpus), per_gpu)
     if remainder:
         src = np.concatenate([src, stream.randint(0, recipe.gpus, remainder)])
-    src = src.astype(id_type(recipe))
+    src = src.astype(id_type(recipe.experts))
     for _ in range(recipe.iter_num * recipe.num_layers):
         raw = stream.zipf(recipe.zipf_alpha, (recipe.tokens, recipe.topk))
         expert = ((raw - 1) % recipe.experts).astype(src.dtype)

@@ -31,6 +31,13 @@ class LayerTokens:
     nodes: int
     width: int  # GPUs of a node
 
+    def __post_init__(self) -> None:
+        """Make the tokens read-only, as files are: kernels are compiled for one kind."""
+        for name in ("src", "expert"):
+            column = getattr(self, name).view()
+            column.flags.writeable = False
+            object.__setattr__(self, name, column)
+
     @property
     def gpus(self) -> int:
         """GPUs of the cluster."""

@@ -137,7 +137,7 @@ def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Pat
 
     A layer is the source GPU and the experts of each token.
     """
-    kind = pa.from_numpy_dtype(id_type(recipe))
+    kind = pa.from_numpy_dtype(id_type(recipe.experts))
     schema = pa.schema(
         {"src": kind, "expert": pa.list_(kind, recipe.topk)},
         metadata={_KEY: json.dumps(recipe.to_dict()).encode()},
@@ -338,7 +338,7 @@ def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workl
             raise ConfigError(f"{path}: {name} is {value}, but the option says {values[name]}")
     recipe = Recipe.of(**{**values, **fixed})
     _check(path, src, expert.reshape(-1, expert.shape[2]), recipe)
-    dtype = id_type(recipe)
+    dtype = id_type(recipe.experts)
     sources = np.broadcast_to(src, expert.shape[:2])
     pairs = [
         (np.ascontiguousarray(s, dtype), np.ascontiguousarray(e, dtype))

@@ -82,7 +82,7 @@ class Graph:
         """
         event, time, is_end = nodes
         source, target, owner = (
-            column.astype(np.int32, copy=False) for column in (*ends, owner)
+            np.ascontiguousarray(column, np.int32) for column in (*ends, owner)
         )
         _, order = kernels.index(target, len(event))
         source, target = source[order], target[order]

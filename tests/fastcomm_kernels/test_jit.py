@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from builders.fault_tools import in_time, nobody
 from numba.core.environment import Environment
@@ -351,3 +352,28 @@ def test_the_environment_of_code_is_loaded_without_its_module(module, is_loaded)
     assert loaded.globals == (vars(json) if is_loaded else {"__name__": "absent"})
     assert pickle.dumps(loaded) == data
     assert _jit._Unpickler(io.BytesIO(data)).load() is loaded
+
+
+def scaled(value, by, pair, numbers):
+    return value * by + pair[0] + len(numbers)
+
+
+def callers(inner):
+    """A function that calls a kernel with constants, narrow integers and mixed pairs."""
+
+    def sums(narrow):
+        total = inner(narrow[0], 3, (1, narrow[1]), narrow)
+        total += inner(2, narrow[0], (narrow[1], 5), numbers=narrow)
+        return total + inner(total, total, (total, total), narrow)
+
+    return sums
+
+
+def test_a_called_kernel_is_compiled_for_one_type_of_integers(monkeypatch):
+    monkeypatch.setattr(_jit, "_CODE_FOLDER", _jit.CodeFolder(None, "text"))
+    monkeypatch.setattr(_jit._numba_settings, "DISABLE_JIT", 0)
+    inner = _jit.kernel(scaled)
+    narrow = np.array([100, 120], np.int8)
+    numbers = [int(number) for number in narrow]
+    assert _jit.kernel(callers(inner))(narrow) == callers(scaled)(numbers)
+    assert len(inner.signatures) == 1
