@@ -186,6 +186,11 @@ class ShapeErrors:
     median_bias: float  # above 0: predictions are longer
 
 
+def _is_larger(error: float, other: float) -> bool:
+    """Whether an error is above another one as they are printed."""
+    return error > other and percent(error) != percent(other)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutError:
     """Errors of the shipped constants, and of fitted ones, on rows that no fit has seen.
@@ -208,12 +213,12 @@ class HeldOutError:
     @property
     def is_worse(self) -> bool:
         """Whether fitted constants predict the rows worse that lie between fitted ones."""
-        return self.fitted_error > self.shipped_error
+        return _is_larger(self.fitted_error, self.shipped_error)
 
     @property
     def is_worse_beyond(self) -> bool:
         """Whether the fitted constants predict rows of more tokens worse."""
-        return self.beyond_errors[1] > self.beyond_errors[0]
+        return _is_larger(self.beyond_errors[1], self.beyond_errors[0])
 
     @property
     def beyond_errors(self) -> tuple[float, float]:

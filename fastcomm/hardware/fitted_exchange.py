@@ -21,6 +21,7 @@ from fastcomm.hardware.expert_exchange import (
     shipped_costs,
 )
 from fastcomm.hardware.gpus import gpus
+from fastcomm.result import SCHEMA_VERSION
 
 _NAMES = tuple(
     one.name
@@ -28,7 +29,17 @@ _NAMES = tuple(
     if one.name.endswith(("_us", "_ns", "_share")) and not one.name.startswith("notify")
 )
 _CHOICES = {"family": tuple(FAMILIES), "scope": SCOPES, "phase": PHASES, "constant": _NAMES}
-_VALUES = Range(0, 1e9, is_open=True)
+# Values by the end of a name, the first that suits: of links up to ten times as fast as those
+# of clusters, of kernels of at most a second, and of 1 us a byte. A fit brings times that no
+# row tells near 0.
+_VALUES = {
+    "_share": Range(1e-3, 10.0),
+    "_us": Range(1e-12, 1e6),
+    "byte_ns": Range(1e-12, 1e3),
+    "pass_ns": Range(1e-12, 1e3),
+    "_ns": Range(1e-12, 1e6),
+}
+_LARGEST = 1 << 26  # bytes of a document; it also has the rows of the table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,15 +68,21 @@ def read_fitted(path: Path) -> FittedCosts:
     Raises
     ------
     ConfigError
-        If the file cannot be read, has no fitted constants, or one is invalid.
+        If the file cannot be read, has no fitted constants or another version of the document,
+        or a constant is invalid.
 
     """
-    document = files.json(path)
+    document = files.json(path, _LARGEST)
     rows = document.get("calibration") if isinstance(document, dict) else None
     if not isinstance(rows, list) or not rows:
         raise ConfigError(
             f"{path}: no fitted constants; write it with `fastcomm dispatch evaluate TABLE "
             "--calibrate --json`"
+        )
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path}: schema_version {document.get('schema_version')!r}: expected "
+            f"{SCHEMA_VERSION}; write the file with this version of fastcomm"
         )
     values: dict[CostKey, dict[str, float]] = {}
     for number, row in enumerate(rows, 1):
@@ -85,9 +102,11 @@ def _constant(row: Any, where: str) -> tuple[CostKey, str, float]:
         if row.get(name) not in choices:
             expected = ", ".join(choices)
             raise ConfigError(f"{where}: invalid {name} {row.get(name)!r}: expected {expected}")
-    _VALUES.check(row.get("fitted"), f"{where}: fitted")
+    constant = row["constant"]
+    values = next(own for end, own in _VALUES.items() if constant.endswith(end))
+    values.check(row.get("fitted"), f"{where}: {constant}")
     key = row["family"], row["gpu"], row["scope"], row["phase"]
-    return key, row["constant"], float(row["fitted"])
+    return key, constant, float(row["fitted"])
 
 
 def _costs(key: CostKey, values: Mapping[str, float], path: Path) -> ExchangeCosts:

@@ -9,7 +9,7 @@ from math import log, sqrt
 from statistics import NormalDist
 
 from fastcomm.hardware import expert_exchange
-from fastcomm.hardware.expert_exchange import ExchangeShape
+from fastcomm.hardware.expert_exchange import ExchangeShape, Scope
 from fastcomm.hardware.fitted_exchange import FittedCosts
 from fastcomm.hardware.gpus import gpu
 from fastcomm.models import Experts
@@ -136,11 +136,22 @@ def activation_time(plan: Plan, constants: Constants, experts: Experts) -> float
     return moved * inner / constants.activation_share / gpu(plan.gpu).hbm
 
 
+def exchange_kernels(plan: Plan) -> tuple[str, Scope]:
+    """Return the kernels that exchange tokens of experts, and which constants they have."""
+    family = next((name for name in _FAMILIES if name in plan.dispatch), "nccl")
+    return family, "inside" if plan.ep <= _room(plan) else "across"
+
+
+def _room(plan: Plan) -> int:
+    """Return the ranks with experts of their own that an NVLink domain has."""
+    return max(1, plan.domain // plan.etp)
+
+
 def exchange_time(plan: Plan, constants: Constants, experts: Experts) -> float:
     """Return the time of dispatch and combine of a layer in one pass."""
     if plan.ep <= 1:
         return 0.0
-    room = max(1, plan.domain // plan.etp)
+    room = _room(plan)
     groups, top_groups = experts.gate(-(-plan.ep // room))
     tokens, fullest = plan.tokens / plan.tp, fullest_share(plan, experts)
     shape = ExchangeShape(
@@ -154,9 +165,8 @@ def exchange_time(plan: Plan, constants: Constants, experts: Experts) -> float:
         groups=groups,
         top_groups=top_groups,
     )
-    family = next((name for name in _FAMILIES if name in plan.dispatch), "nccl")
     nic = plan.node_bytes_per_s / plan.domain
-    kernels = plan.gpu, family, plan.exchange_costs
+    kernels = plan.gpu, exchange_kernels(plan)[0], plan.exchange_costs
     alone = _alone(kernels, shape, nic, plan.has_fp8_dispatch)
     # Ranks that divide an expert gather the tokens of each other.
     size = tokens * experts.top_k * plan.model.hidden * ELEMENT * plan.etp

@@ -9,11 +9,17 @@ import pyarrow as pa
 
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.clusters import Cluster
+from fastcomm.hardware.expert_exchange import PHASES
 from fastcomm.hardware.gpus import gpu
 from fastcomm.models import Model
 from fastcomm.planning.constants import Constants
 from fastcomm.planning.expected import ExpectedError, expected_error
-from fastcomm.planning.experts import fullest_range, fullest_share, host_times
+from fastcomm.planning.experts import (
+    exchange_kernels,
+    fullest_range,
+    fullest_share,
+    host_times,
+)
 from fastcomm.planning.job import Plan, date_text, job_of, measured_cluster, with_strategy
 from fastcomm.planning.measured_runs import (
     FailedRow,
@@ -53,16 +59,31 @@ def plan_of(options: PriceOptions, models: Mapping[str, Model]) -> tuple[Plan, s
     """
     cluster = measured_cluster(options)
     plan = with_strategy(job_of(options, cluster, models), options.strategy or "")
-    return plan, note_on(plan, cluster)
+    return plan, note_on(plan, cluster, _fitted_note(plan))
 
 
-def note_on(plan: Plan, cluster: Cluster) -> str:
-    """Return what of a plan's hardware is not measured, or fitted, each sentence once."""
+def note_on(plan: Plan, cluster: Cluster, fitted: str) -> str:
+    """Return what of a plan's hardware is not measured, each sentence once.
+
+    `fitted` is the note on constants that were fitted, or empty.
+    """
     texts = [text for text in unmeasured(plan) if text not in cluster.note]
-    if fitted := plan.exchange_costs:
-        families = ", ".join(fitted.families(plan.gpu))
-        texts.append(f"exchange of experts by {families}: constants of {fitted.path}")
-    return "; ".join(filter(None, (*texts, cluster.note)))
+    return "; ".join(filter(None, (*texts, fitted, cluster.note)))
+
+
+def _fitted_note(plan: Plan) -> str:
+    """Return whether the exchange of experts of a plan has constants that were fitted."""
+    fitted = plan.exchange_costs
+    if fitted is None:
+        return ""
+    family, scope = exchange_kernels(plan)
+    is_fitted = any((family, plan.gpu, scope, phase) in fitted.costs for phase in PHASES)
+    if is_fitted and plan.ep > 1:
+        return f"exchange of experts by {family}: constants of {fitted.path}"
+    reason = f"none are of {family} {scope} NVLink domains"
+    if plan.ep <= 1:
+        reason = "ranks exchange no tokens"
+    return f"constants of {fitted.path} have no effect: {reason}"
 
 
 def strategy_text(plan: Plan) -> str:

@@ -236,7 +236,15 @@ def search_plans(options: PlanOptions) -> PlanSearch:
     base.check_values()
     base.check_methods()
     result = rank(job, values, Constants())
-    return replace(result, note=note_on(job, cluster))
+    return replace(result, note=note_on(job, cluster, _fitted_note(job)))
+
+
+def _fitted_note(job: Plan) -> str:
+    """Return which plans have constants of their exchange of experts that were fitted."""
+    if (fitted := job.exchange_costs) is None:
+        return ""
+    families = ", ".join(fitted.families(job.gpu))
+    return f"exchange of experts by {families}: constants of {fitted.path}"
 
 
 def _fixed(options: PlanOptions) -> dict[str, str]:

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from fastcomm.cli.main import main
-from fastcomm.dispatch.evaluation import evaluate_exchanges
+from fastcomm.dispatch.evaluation import HeldOutError, evaluate_exchanges
 from fastcomm.dispatch.model_exchange import compare_kernels
 from fastcomm.dispatch.options import DispatchOptions, ModelOptions, WorkloadOptions
 from fastcomm.errors import ConfigError
@@ -116,6 +116,21 @@ def test_a_published_bandwidth_is_as_published(tmp_path):
     assert document["measured_bandwidth_bytes_per_s"] == pytest.approx(127e9)
     ratio = document["predicted_combine_ns"] / 114e3
     assert document["predicted_bandwidth_bytes_per_s"] == pytest.approx(127e9 / ratio)
+
+
+def test_a_fit_is_worse_only_by_what_is_printed():
+    def is_worse(shipped, fitted):
+        one = HeldOutError(
+            gpu="h100", family="deepep", scope="inside", phase="dispatch", rows=8,
+            shipped_error=shipped, fitted_error=fitted, beyond_rows=8,
+            beyond_shipped_error=shipped, beyond_fitted_error=fitted,
+        )  # fmt: skip
+        assert one.is_worse == one.is_worse_beyond
+        return one.is_worse
+
+    assert not is_worse(0.0451, 0.0454)
+    assert is_worse(0.0454, 0.0456)
+    assert not is_worse(0.0456, 0.0454)
 
 
 def test_the_worst_group_is_printed(tmp_path):

@@ -19,6 +19,7 @@ from fastcomm.planning.price import price_plan
 from fastcomm.planning.result import plan_of
 
 SHAPE = ExchangeShape(tokens=4096, hidden=7168, topk=8, experts=256, ranks=8, domain=8, sms=20)
+ENDS = {"share": (1e-3, 10.0), "us": (1e-12, 1e6), "ns": (1e-12, 1e3)}
 COMPARE = ("--model", "deepseek-v3", "--ep", "8", "--schedules", "deepep")
 
 
@@ -47,16 +48,16 @@ def compared(costs=None, cluster="h100"):
     return {one.family: one for one in result.kernels}
 
 
-def planned(costs=None, dispatch="deepep", model="qwen3-30b-a3b"):
+def planned(costs=None, dispatch="deepep", model="qwen3-30b-a3b", size=8, strategy=""):
     options = PriceOptions(
-        model=model, world_size=8, global_batch=8, strategy=f"ep=8,dispatch={dispatch}",
-        exchange_costs=costs,
+        model=model, world_size=size, global_batch=size, exchange_costs=costs,
+        strategy=strategy or f"ep=8,dispatch={dispatch}",
     )  # fmt: skip
     return plan_of(options, {})
 
 
-def priced(*words):
-    return price_plan(planned(*words)[0], Constants()).step_s
+def priced(*words, **sizes):
+    return price_plan(planned(*words, **sizes)[0], Constants()).step_s
 
 
 def test_compare_has_the_times_that_a_fit_has(tmp_path):
@@ -79,13 +80,46 @@ def test_a_file_of_output_is_a_file_of_constants(tmp_path):
     assert read_fitted(tmp_path / "out" / "evaluation.json").costs == read_fitted(path).costs
 
 
+def test_the_fit_to_a_large_table_is_read(tmp_path):
+    path = fitted_file(tmp_path, 1.25)
+    document = json.loads(path.read_text())
+    document["rows"] *= 4000
+    large = tmp_path / "large.json"
+    large.write_text(json.dumps(document))
+    assert large.stat().st_size > 2 << 20
+    assert read_fitted(large).costs == read_fitted(path).costs
+
+
+@pytest.mark.parametrize("places", [(0,), (1,), (0, 1)])
+def test_the_least_and_the_most_constants_price_an_exchange(tmp_path, places):
+    path = fitted_file(tmp_path, 1.25)
+    document = json.loads(path.read_text())
+    for number, row in enumerate(document["calibration"]):
+        row["fitted"] = ENDS[row["constant"].rpartition("_")[2]][places[number % len(places)]]
+    path.write_text(json.dumps(document))
+    for phase in compared(path)["deepep"].phases.values():
+        assert 0 < phase.seconds < 1e12
+
+
 def test_plan_has_the_times_that_a_fit_has(tmp_path):
     path = fitted_file(tmp_path, 2.0)
     assert priced(path) > 1.01 * priced()
     assert f"exchange of experts by deepep: constants of {path}" in planned(path)[1]
     assert priced(path, "alltoall") == priced(None, "alltoall")
+    note = f"constants of {path} have no effect: none are of nccl inside NVLink domains"
+    assert note in planned(path, "alltoall")[1]
     with pytest.raises(ConfigError, match="exchange-costs has no effect"):
         planned(path, model="llama3-8b")
+
+
+def test_a_plan_across_domains_says_that_a_fit_inside_of_them_has_no_effect(tmp_path):
+    path, strategy = fitted_file(tmp_path, 2.0), "ep=16,dispatch=deepep"
+    assert priced(path, size=16, strategy=strategy) == priced(size=16, strategy=strategy)
+    note = planned(path, size=16, strategy=strategy)[1]
+    assert f"constants of {path} have no effect: none are of deepep across NVLink" in note
+    assert "exchange of experts by" not in note
+    note = planned(path, strategy="dp=8")[1]
+    assert f"constants of {path} have no effect: ranks exchange no tokens" in note
 
 
 def test_constants_of_another_gpu_are_refused(tmp_path):
@@ -109,9 +143,16 @@ def test_an_evaluation_without_a_fit_has_no_constants(tmp_path):
     ({"scope": "around"}, "constant 1: invalid scope 'around'"),
     ({"phase": "prepare"}, "constant 1: invalid phase 'prepare'"),
     ({"constant": "far_rows"}, "constant 1: invalid constant 'far_rows'"),
-    ({"fitted": 0}, "constant 1: invalid fitted"),
-    ({"fitted": None}, "constant 1: invalid fitted"),
-    ({"fitted": float("nan")}, "constant 1: invalid fitted"),
+    ({"fitted": 0}, "constant 1: invalid start_us 0: expected a number from 1e-12 to 1000000"),
+    ({"fitted": None}, "constant 1: invalid start_us"),
+    ({"fitted": float("nan")}, "constant 1: invalid start_us"),
+    ({"fitted": 1e-300}, "constant 1: invalid start_us 1e-300"),
+    ({"fitted": 2e6}, "constant 1: invalid start_us"),
+    ({"constant": "nic_share", "fitted": 1e-4}, "constant 1: invalid nic_share 0.0001"),
+    ({"constant": "nvlink_share", "fitted": 11}, "constant 1: invalid nvlink_share 11"),
+    ({"constant": "token_ns", "fitted": 2e6}, "constant 1: invalid token_ns"),
+    ({"constant": "row_byte_ns", "fitted": 2e3}, "constant 1: invalid row_byte_ns"),
+    ({"constant": "pass_ns", "fitted": 2e3}, "constant 1: invalid pass_ns"),
     ({"family": "trtllm", "gpu": "gb200", "scope": "across"}, "has no constants across"),
     ({"constant": "row_ns"}, "is there twice"),
 ])  # fmt: skip
@@ -126,7 +167,13 @@ def test_a_wrong_constant_is_refused(tmp_path, change, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "not JSON"), ("[]", "no fitted"), ('{"calibration": [3]}', "an object")],
+    [
+        ("{", "not JSON"),
+        ("[]", "no fitted"),
+        ('{"calibration": [3]}', "schema_version None: expected 1"),
+        ('{"schema_version": 99, "calibration": [3]}', "schema_version 99: expected 1"),
+        ('{"schema_version": 1, "calibration": [3]}', "an object"),
+    ],
 )
 def test_a_wrong_file_is_refused(tmp_path, text, message):
     path = tmp_path / "fitted.json"
