@@ -258,6 +258,10 @@ def _published_fit(
         names = ("nvlink_share",) if scope == "inside" else ("start_us", "doubling_us")
         return Fit(costs[(family, "h100", scope), phase], names)
     start = ExchangeCosts(start_us=_STARTS[family, gpu])
+    if family == "hybridep" and scope == "across":
+        # Its NICs reach less with few domains: a hop does not overlap the other one wholly.
+        first = replace(start, fill_us=100.0, nic_share=0.9)
+        return Fit(first, ("fill_us", "nic_share"))
     if scope == "across":
         return Fit(replace(start, nic_share=0.9), ("nic_share",))
     if family == "deepep-v2":
@@ -465,12 +469,11 @@ What DeepEP publishes, and table 7 of arXiv 2603.07685 (HybridEP, NCCL). DeepEP 
 kernels on H800 are predicted from H100; few constants of the others are fitted to these rows.
 SMs that nobody names are the family's default. A higher time is a lower bandwidth.
 
-Two times are more than 10 % off. HybridEP on H100 gets 35 to 40 GB/s from a NIC on two nodes,
-and 48 GB/s on eight: there, the hop over NVLink (0.6 ms on one node) overlaps that over the NIC
-in part only, and the share of a NIC is one constant for all nodes. NCCL's dispatch on 64 GB200
-takes 12 % longer than its combine, which sends as many bytes over the same NVLink; up to 32
-ranks both take as long. No link and no start of a message grows so between 32 and 64 ranks
-alone, and nobody else published it: no constant is fitted to it.
+One time is more than 10 % off: NCCL's dispatch on 64 GB200 takes 12 % longer than its combine,
+which sends as many bytes over the same NVLink; up to 32 ranks both take as long. No link and no
+start of a message grows so between 32 and 64 ranks alone, and nobody else published it: no
+constant is fitted to it. HybridEP on H100 gets 35 to 40 GB/s from a NIC on two nodes, and
+48 GB/s on eight: the hop over NVLink (0.6 ms on one node) overlaps that over the NIC in part.
 """
 
 if __name__ == "__main__":

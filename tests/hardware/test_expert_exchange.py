@@ -331,7 +331,7 @@ def test_published_bandwidths_are_within_a_tenth(measurements):
                 assert np.nanmax(np.abs(off), initial=0.0) < 0.1
 
 
-def test_published_times_are_within_a_tenth_but_for_two():
+def test_published_times_are_within_a_tenth_but_for_one():
     errors = {}
     for name, rows in exchange_accuracy.table_rows().items():
         for (family, _, scope), groups in exchange_accuracy.groups_of(rows, name):
@@ -343,10 +343,8 @@ def test_published_times_are_within_a_tenth_but_for_two():
                         off = seconds / rows[place].seconds[phase] - 1
                         errors[family, name, rows[place].ranks, phase] = off
     assert len(errors) == 32
-    assert {key for key, off in errors.items() if abs(off) >= 0.1} == {
-        ("nccl", "gb200", 64, "dispatch"),
-        ("hybridep", "h100", 16, "combine"),
-    }
+    outside = {key for key, off in errors.items() if abs(off) >= 0.1}
+    assert outside == {("nccl", "gb200", 64, "dispatch")}
 
 
 def test_the_measured_ranges_are_those_of_the_tables(measurements):

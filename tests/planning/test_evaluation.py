@@ -178,7 +178,8 @@ def test_a_class_with_few_runs_has_the_error_of_a_wider_one():
     assert wide == "dense"
     assert expected_error(price_plan(PLAN, Constants())).of == "dense, 2024 on"
     old = replace(PLAN, year=2023.5)
-    assert expected_error(price_plan(old, Constants())).of == classes_of(old)[0]
+    assert classes_of(old)[0] == "dense, until 2023, bf16, measured GPU"
+    assert expected_error(price_plan(old, Constants())).of == "dense, until 2023"
     scaled = replace(old, gpu="a100-40")
     assert expected_error(price_plan(scaled, Constants())).of == classes_of(scaled)[0]
 
@@ -205,7 +206,8 @@ def test_a_wider_interval_names_its_class():
     strategy = "ep=8,routing=natural,year=2025"
     more = ("--global-batch", "64", "--strategy", strategy)
     shown = " ".join(invoke(*words, *more).stdout.split())
-    assert "(interval of the wider class experts, forced routing, until 2025)" in shown
+    wider = "experts, forced routing, until 2025, no graphs, measured GPU"
+    assert f"(interval of the wider class {wider})" in shown
 
 
 def test_a_precision_that_errs_more_than_its_class_has_a_wider_interval(published):
