@@ -118,14 +118,15 @@ def test_the_schedule_of_fast(bar, name, nodes):
     )
 
 
-def test_the_placement_of_all_layers(bar):
-    """DeepSeek-V3: 58 layers, 256 experts and 32 more on 32 GPUs; packed, then swapped."""
+@pytest.mark.parametrize(("name", "gpus"), [("placement", 32), ("placement_144", 144)])
+def test_the_placement_of_all_layers(bar, name, gpus):
+    """DeepSeek-V3: 58 layers, 256 experts and 32 more; packed, then swapped."""
     loads = np.random.default_rng(42).lognormal(0, 1, (58, 256))
     servers = np.random.default_rng(42).integers(0, 10_000, (8, 8))
     few = pad(servers)
     bar(
-        "placement",
-        lambda: [place(load, 288, 1, 4, 32) for load in loads],
+        name,
+        lambda: [place(load, 288, 1, gpus // 8, gpus) for load in loads],
         lambda: assigned_stages(few),
         count=len(loads),
         yardstick_count=1,

@@ -34,6 +34,7 @@ _LEAST_SHARE = 0.3  # of the least possible load of the heaviest GPU
 _STARTS = 2  # of other divisions that the search goes on from
 _RESTART_WORK = 700_000  # the same, of searches from random divisions
 _GROUP_WORK = 20_000  # the same, of groups of experts on nodes, of which there are few
+_MOST_GPUS = 64  # up to which a search has all of its work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +208,8 @@ def _place_globally(load: Loads, replicas: int, gpus: int, bar: float | None = N
     weight, best = min(apart, key=itemgetter(0))
     floor = least_load(load, replicas, gpus)
     if weight > _EVEN * floor:
-        best = _divided(load, _lightened(load, best, gpus, floor, _WORK), gpus, floor)
+        work = round(_WORK * _effort(gpus))
+        best = _divided(load, _lightened(load, best, gpus, floor, work), gpus, floor)
         best = _restarted(load, best, gpus, floor)
     if starts_as_eplb:
         return best
@@ -217,6 +219,15 @@ def _place_globally(load: Loads, replicas: int, gpus: int, bar: float | None = N
         return best
     together = _swapped(load, replicated(load, replicas), gpus)
     return min(best, together, key=lambda own: heaviest(load, own, gpus))
+
+
+def _effort(gpus: int) -> float:
+    """Return the share of its work that a search on so many GPUs has.
+
+    GPUs of a large cluster have few slots, and their largest replicas leave little choice: more
+    work hardly makes the heaviest GPU lighter.
+    """
+    return 1.0 if gpus <= _MOST_GPUS else 0.4 * (_MOST_GPUS / gpus) ** 2
 
 
 def _lightened(load: Loads, logical: Table, gpus: int, floor: float, work: int) -> Table:
@@ -241,10 +252,12 @@ def _divided(load: Loads, logical: Table, gpus: int, floor: float) -> Table:
         return logical
     slots = np.ascontiguousarray(logical.reshape(gpus, -1))
     shares = _least_share(load, len(logical), floor), most
-    weights, packings = kernels.divided(load, slots, shares, _SHARES)
+    effort = _effort(gpus)
+    weights, packings = kernels.divided(load, slots, shares, max(2, round(_SHARES * effort)))
     best = [at for at in np.argsort(weights)[:_STARTS].tolist() if weights[at] < np.inf]
+    work = round(_MORE_WORK * effort)
     lighter = [
-        kernels.lightened(load, start, NEAR * floor, _MORE_WORK, (NEAR - 1) * floor).ravel()
+        kernels.lightened(load, start, NEAR * floor, work, (NEAR - 1) * floor).ravel()
         for start in (slots, *packings[best])
     ]
     return min([logical, *lighter], key=lambda own: heaviest(load, own, gpus))
@@ -265,9 +278,8 @@ def _restarted(load: Loads, logical: Table, gpus: int, floor: float) -> Table:
         return logical
     shares = _least_share(load, len(logical), floor), most
     slots = np.ascontiguousarray(logical.reshape(gpus, -1))
-    return np.asarray(
-        kernels.restarted(load, slots, shares, NEAR * floor, _RESTART_WORK).ravel()
-    )
+    work = round(_RESTART_WORK * _effort(gpus))
+    return np.asarray(kernels.restarted(load, slots, shares, NEAR * floor, work).ravel())
 
 
 def _capped(load: Loads, replicas: int, gpus: int) -> Iterator[Table]:

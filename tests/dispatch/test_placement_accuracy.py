@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from docs import placement_accuracy as accuracy
+from fastcomm.dispatch import placement
 from fastcomm.dispatch.placement import heaviest, least_load, place
+from fastcomm_kernels import placement as kernels
 
 CASES = list(accuracy.cases())
 
@@ -27,6 +29,35 @@ def test_placements_are_near_their_bound_and_never_worse_than_eplb():
     assert np.mean(ratios) < 1.01
     assert max(one.ratio for one in outcomes if one.case.groups == 1) < 1.05
     assert not any(one.is_worse for one in outcomes)
+
+
+def test_less_work_on_many_gpus_is_hardly_worse(monkeypatch):
+    """256 experts and 32 more on 144 GPUs: as few slots as experts of a GPU allow."""
+    random = np.random.default_rng(3)
+    zipf = random.poisson(83_600 / np.arange(1, 257)).astype(float)
+    loads = [zipf, *random.lognormal(0, 1, (4, 256))]
+    compared = []
+    search = kernels.restarted
+    monkeypatch.setattr(
+        kernels, "restarted", lambda *args: compared.append(args[-1]) or search(*args)
+    )
+
+    def ratios():
+        compared.clear()
+        return np.array(
+            [
+                heaviest(load, place(load, 288, 1, 18, 144).logical, 144)
+                / least_load(load, 288, 144)
+                for load in loads
+            ]
+        )
+
+    little, work = ratios(), max(compared)
+    monkeypatch.setattr(placement, "_MOST_GPUS", 144)
+    much = ratios()
+    assert work < max(compared) / 10
+    assert (little <= much + 0.005).all()
+    assert little.mean() <= much.mean() + 0.002
 
 
 def test_every_division_of_groups_is_there_once():
