@@ -138,9 +138,12 @@ def _parquet(path: Path) -> Mapping[str, Sequence[Any]]:
 def _csv(path: Path) -> Mapping[str, Sequence[Any]]:
     try:
         reader = csv.DictReader(io.StringIO(files.text(path, _LARGEST), newline=""))
-        rows, names = list(reader), reader.fieldnames or ()
+        names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        rows = list(reader)
     except csv.Error as error:
         raise ConfigError(f"{path}: {error}") from error
+    if twice := [name for name in ("step", *_COLUMNS) if names.count(name) > 1]:
+        raise ConfigError(f"{path}: column {twice[0]} is there twice")
     return {name: [row[name] for row in rows] for name in ("step", *_COLUMNS) if name in names}
 
 
@@ -175,10 +178,16 @@ def _of_rows(columns: Mapping[str, Sequence[Any]], path: Path) -> StepLoads:
 
 
 def _numbers(values: Sequence[Any], path: Path, name: str) -> Loads:
-    try:
-        return np.array([float(value) for value in values], np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{path}: column {name}: {error}") from error
+    numbers = np.empty(len(values))
+    for row, value in enumerate(values):
+        try:
+            numbers[row] = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            text = "nothing" if value in (None, "") else shortened(value)
+            raise ConfigError(
+                f"{path}, row {row + 1}: {name} is {text}; expected a number"
+            ) from error
+    return numbers
 
 
 def _of_json(path: Path) -> StepLoads:
@@ -188,9 +197,12 @@ def _of_json(path: Path) -> StepLoads:
     if counts is None:
         raise ConfigError(f"{path}: no key {_COUNT}, as SGLang writes tokens of experts")
     try:
+        kind = np.array(counts).dtype.kind
         loads = np.array(counts, np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: {_COUNT}: not lists of equally many numbers") from error
+    if kind in "bSU":
+        raise ConfigError(f"{path}: {_COUNT} has texts or true and false; expected numbers")
     if loads.ndim not in _NDIM or not loads.size:
         raise ConfigError(
             f"{path}: {_COUNT} has shape {loads.shape}; expected [layers, experts] or "

@@ -258,6 +258,11 @@ def _graphs(plan: Plan) -> _Options:
     if not plan.graphs:
         return {}
     is_whole = "full" in plan.graph_parts
+    if is_whole and _is_sync_free(plan) and not plan.fused_experts:
+        raise ConfigError(
+            "graphs=full with hybridep takes fused experts, which Megatron-Core has in mxfp8 "
+            "only; fix precision=mxfp8, graphs of parts, or capacity in dispatch"
+        )
     return {
         "--cuda-graph-impl": "local" if is_whole else "transformer_engine",
         "--cuda-graph-scope": "full_iteration" if is_whole else plan.graphs.replace("+", " "),

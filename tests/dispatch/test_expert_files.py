@@ -37,6 +37,12 @@ def test_rows_in_any_order_are_added_and_steps_need_not_be_consecutive(tmp_path)
     assert loads.tolist() == [[[5, 0, 0, 0]], [[0, 0, 0, 1]]]
 
 
+def test_a_header_may_have_spaces(tmp_path):
+    path = tmp_path / "loads.csv"
+    path.write_text("layer, expert, tokens\n0, 0, 5\n0, 1, 2\n")
+    assert read_loads(path, 1, 2).tolist() == [[[5, 2]]]
+
+
 def test_the_counts_of_sglang_are_loads(tmp_path):
     path = tmp_path / "counts.json"
     path.write_text(json.dumps({"logical_count": LOADS.tolist(), "rank": 0}))
@@ -78,17 +84,21 @@ VLLM = "INFO 01-01 [eplb_state.py:1] EPLB step: 20 for model x: avg_tokens=2.00,
     ("a.csv", "layer,expert,tokens\n", "no rows"),
     ("a.csv", "\n", "no column layer, expert, tokens"),
     ("a.csv", "layer,expert,tokens\n0,0,5\n0,1,-3\n", "row 2: tokens is -3; expected a number"),
-    ("a.csv", "layer,expert,tokens\n0,x,1\n", "column expert: could not convert"),
+    ("a.csv", "layer,expert,tokens\n0,1,1\n0,x,1\n", "row 2: expert is x; expected a number"),
+    ("a.csv", "layer,expert,tokens\n0,1,1\n0,2,\n", "row 2: tokens is nothing; expected a"),
+    ("a.csv", "layer,expert,tokens, tokens\n0,1,1,2\n", "column tokens is there twice"),
     ("a.csv", "layer,expert,tokens\n0,1.5,1\n", "column expert: expected whole numbers"),
     ("a.csv", "layer,expert,tokens\n0,-1,1\n", "column expert: expected whole numbers"),
     ("a.csv", "layer,expert,tokens\n0,nan,1\n", "column expert: expected whole numbers"),
-    ("a.csv", "layer,expert,tokens\n0,1\n", "column tokens"),
+    ("a.csv", "layer,expert,tokens\n0,1\n", "row 1: tokens is nothing"),
     ("a.csv", "layer,expert,tokens\n1000000,16000000,1\n", "are too many"),
     ("a.csv", "layer,expert,tokens\n0,3,1\n", "1 of them with tokens"),
     ("a.json", "{}", "no key logical_count"),
     ("a.json", '{"logical_count": [[1, 2], [3]]}', "not lists of equally many numbers"),
     ("a.json", '{"logical_count": [1, 2]}', "has shape"),
     ("a.json", '{"logical_count": "x"}', "not lists of"),
+    ("a.json", '{"logical_count": [["1", "2"]]}', "expected numbers"),
+    ("a.json", '{"logical_count": [[true, false]]}', "expected numbers"),
     ("a.json", '{"logical_count": [[1' + "0" * 400 + "]]}", "not lists of"),
     ("a.json", "{", "not JSON"),
     ("a.pt", "x", "may run code when they are read"),
@@ -114,7 +124,7 @@ def test_columns_of_other_types_are_errors(tmp_path):
     with pytest.raises(ConfigError, match=r"loads\.parquet"):
         read_loads(path, 2, 4)
     pq.write_table(table.set_column(0, "layer", pa.nulls(len(table))), path)
-    with pytest.raises(ConfigError, match="column layer"):
+    with pytest.raises(ConfigError, match="row 1: layer is nothing"):
         read_loads(path, 2, 4)
 
 

@@ -537,7 +537,7 @@ def test_a_graph_of_dropless_experts_has_buffers_and_only_fused_experts_take_the
     assert "--moe-pad-experts-for-cuda-graph-inference" in text
     padded = launch.launch("megatron", replace(whole, dispatch="hybridep capacity"))
     assert "--moe-expert-rank-capacity-factor" not in padded
-    with pytest.raises(ConfigError, match="needs --use-transformer-engine-op-fuser"):
+    with pytest.raises(ConfigError, match="graphs=full with hybridep takes fused"):
         launch.launch("megatron", replace(whole, fused_experts=False))
 
 
@@ -616,6 +616,16 @@ def test_graphs_and_recompute_of_parts_are_printed():
     assert "--cuda-graph-impl transformer_engine" in text
     whole = launch.launch("megatron", replace(plan, graphs="full"))
     assert "--cuda-graph-scope full_iteration" in whole
+
+
+def test_a_graph_of_a_step_that_has_no_options_says_what_to_fix():
+    fix = "ep=8,graphs=full"
+    words = ("plan", "--model", "qwen3-30b-a3b", "--gpus", "8", "--global-batch", "64")
+    more = (*words, "--cluster", "gb200-nvl72", "--launch", "megatron", "--fix")
+    refused = " ".join(invoke(*more, fix, code=2).stderr.split())
+    assert "graphs=full with hybridep takes fused experts" in refused
+    assert "--moe-" not in refused
+    assert "--cuda-graph-scope full_iteration" in invoke(*more, f"{fix},precision=mxfp8").stdout
 
 
 def test_experts_are_searched_with_graphs_and_overlap():
