@@ -219,19 +219,25 @@ def _parts(columns: Mapping[str, NDArray[Any]], hosts: Ints) -> dict[int, tuple[
 
     Parts behind each other reach to the next one, so that device events behind the last call of
     a process are of its part; or from the one before, where device events stand before calls.
+    They reach nowhere if one has no device events then: a file may have all calls first.
     """
     offset = columns["offset"]
     own = [offset[columns["process"] == host] for host in hosts.tolist()]
     begins, ends = (np.array([edge(part) for part in own]) for edge in (np.min, np.max))
     order = np.argsort(begins)
     is_apart = (begins[order[1:]] > ends[order[:-1]]).all()
-    on_device = offset[is_on_device(columns)]
+    on_device = np.sort(offset[is_on_device(columns)])
     is_led, is_followed = (on_device < begins.min()).any(), (on_device > ends.max()).any()
     ends += 1
-    if is_apart and is_followed and not is_led:
-        ends[order] = np.append(begins[order[1:]], np.iinfo(np.int64).max)
-    elif is_apart and is_led and not is_followed:
-        begins[order] = np.append(0, ends[order[:-1]])
+    if is_apart and is_led != is_followed:
+        wide_begins, wide_ends = begins.copy(), ends.copy()
+        if is_followed:
+            wide_ends[order] = np.append(begins[order[1:]], np.iinfo(np.int64).max)
+        else:
+            wide_begins[order] = np.append(0, ends[order[:-1]])
+        first, behind = (np.searchsorted(on_device, edge) for edge in (wide_begins, wide_ends))
+        if (behind > first).all():
+            begins, ends = wide_begins, wide_ends
     edges = zip(begins.tolist(), ends.tolist(), strict=True)
     return dict(zip(hosts.tolist(), edges, strict=True))
 

@@ -1,5 +1,6 @@
 """Read one Kineto file as the trace of a rank."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from fastcomm.formats.kineto.host_work import as_device
 from fastcomm.formats.sources import check_count
 from fastcomm.trace.columns import first_seen, sums
 from fastcomm.trace.events import Events
+from fastcomm.trace.iterations import PROFILER_STEP
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Meta, Trace, gpu_name, host_digest
 from fastcomm_kernels.arrays import NONE, NULL, Ints
@@ -56,6 +58,8 @@ _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
 # Times relative to a base time span at most three months; times since 1970 are larger.
 _ABSOLUTE = 1_600_000_000_000_000_000
 _EVENT = ("start", "stop", "kind", "name", "correlation")
+_STEP = re.compile(PROFILER_STEP)
+_OFTEN = 4  # of so many marks, one is open twice
 # The first eight bytes of names of GEMMs and attention.
 _NAMES = (b"aten::mm", b"aten::ad", b"aten::bm", b"aten::_f", b"aten::_s", b"flash_at")
 _ARGS = ("Input Dims", "Input type", "Concrete Inputs")
@@ -139,7 +143,7 @@ def read(
         missing, notes = (key,), [*notes, reason]
     elif content.devices:
         missing, notes = ("devices",), [*notes, _several(content.devices, encoding.apart)]
-    elif merged := _merged(events):
+    elif merged := _merged(events) or _merged_by_marks(events, lanes):
         missing, notes = ("devices",), [*notes, merged]
     elif content.unknown.events:
         missing, reason = explain_unknown_work(content.unknown, encoding.work_categories(path))
@@ -255,6 +259,28 @@ def _merged(events: Events) -> str | None:
         f"{merged} of {count} kernels begin while another one of their stream runs, as where "
         "traces of several devices are merged whose processes, devices and streams have equal "
         "numbers: times of the device are n/a. Give fastcomm the trace of each rank instead"
+    )
+
+
+def _merged_by_marks(events: Events, lanes: pa.Table) -> str | None:
+    """Return the warning about a file that has several processes as one; None if it has not.
+
+    A process has one step of a number at a time.
+    """
+    marks = events.rows_named(lambda name: _STEP.match(name) is not None, "annotation")
+    process = lanes["process"].combine_chunks().dictionary_encode().indices.to_numpy()
+    columns = process[events.lane[marks]], events.name[marks]
+    marks = marks[np.lexsort((events.start[marks], *columns))]
+    process, name = process[events.lane[marks]], events.name[marks]
+    is_open = (process[1:] == process[:-1]) & (name[1:] == name[:-1])
+    is_open &= events.start[marks[1:]] < events.stop[marks[:-1]]
+    count = int(np.count_nonzero(is_open))
+    if _OFTEN * count < len(marks) or not count:
+        return None
+    return (
+        f"{count} of {len(marks)} marks of steps begin while another one of their number and "
+        "process is open, as where traces of several processes with equal numbers are merged: "
+        "times of the device are n/a. Give fastcomm the trace of each rank instead"
     )
 
 

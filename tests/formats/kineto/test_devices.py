@@ -235,6 +235,53 @@ def test_devices_that_nothing_tells_apart_are_unknown(tmp_path):
     assert any(said in warning for warning in found["warnings"])
 
 
+def in_turn(process, *, first):
+    """The events of one of four processes that compute one after another in a step."""
+    events = []
+    for step in range(4):
+        begin = 1000 * step
+        kernel = k.kernel("gemm", begin + 10 + 200 * process, 200, correlation=first + step)
+        events += [
+            k.mark(f"ProfilerStep#{step}", begin, 1000),
+            k.launch(begin + 5, first + step),
+            {**kernel, "pid": 0},
+        ]
+    return events
+
+
+@pytest.mark.parametrize("order", ["file", "time", "calls first", "work first"])
+@pytest.mark.parametrize("is_numbered_anew", [True, False])
+@pytest.mark.parametrize("is_of_one_number", [True, False])
+def test_processes_that_compute_in_turn_are_never_one_rank(
+    tmp_path, is_of_one_number, is_numbered_anew, order
+):
+    """None computes for more than 0.2 of a step: that is the value, or there is none."""
+    events = []
+    for process in range(4):
+        own = in_turn(process, first=1 if is_numbered_anew else 10 * process + 1)
+        events += own if is_of_one_number else of_process(own, HOST + process)
+    if order == "time":
+        events.sort(key=lambda event: event["ts"])
+    elif order != "file":
+        is_first = "cuda_runtime" if order == "calls first" else "kernel"
+        events.sort(key=lambda event: event["cat"] != is_first)
+    found = measured(k.write(tmp_path / "merged.json", events, world=1))
+    share = found["breakdown"]["exact"]["compute"]
+    is_told = not is_of_one_number and (order == "file" or not is_numbered_anew)
+    assert share == (pytest.approx(0.2) if is_told else None)
+    assert is_told or any("n/a" in warning for warning in found["warnings"])
+
+
+def test_marks_of_other_processes_or_times_are_no_sign_of_several(tmp_path):
+    """A number is used again later, and another process has the marks of the job."""
+    steps = [k.mark(f"ProfilerStep#{step}", 1000 * step, 1000) for step in (0, 1, 2, 3)]
+    again = [{**event, "ts": event["ts"] + 4000} for event in steps]
+    of_others = [{**event, "pid": 300} for event in steps]
+    events = [event for event in job(0.2) if event["cat"] != "user_annotation"]
+    path = k.write(tmp_path / "one.json", [*steps, *again, *of_others, *events], world=1)
+    assert measured(path)["breakdown"]["exact"]["compute"] is not None
+
+
 LABELS = ("rank{}", "Rank {}", "[TP{:02d}]", "[TP{:02d}-PP00]", "[TP{0:02d}-EP{0:02d}]")
 
 
