@@ -33,6 +33,7 @@ _FAR_NS = 100_000_000
 # agree better there than a shifted sequence agrees with itself, by this factor.
 _BETTER = 4
 _BY_CHANCE = 1_000  # of so many places, one fits by chance
+_SURELY = 2 * np.log(_BY_CHANCE)  # gaps that agree with this chance, or a smaller one
 _LEAST_REPEATED = 3  # items
 _ALIKE = 0.95  # share of equal codes
 # Ends of one collective differ by about this much: agreement below says nothing.
@@ -150,7 +151,8 @@ def _in_line(rows: Items) -> bool:
         is_equal = 2 * (rows.step == rows.step[0]).sum(axis=1) > rows.step.shape[1]
         is_near = most <= NEAR_CLOCKS_NS or repeats.exclude_by_clock(most)
         return is_near and spread <= _SAME_NS and bool(is_equal.all())
-    return repeats.exclude(spread, most)
+    is_clear = most <= NEAR_CLOCKS_NS or rows.code.shape[1] >= _FEW
+    return is_clear and repeats.exclude(spread, most)
 
 
 class Repeats:
@@ -309,6 +311,8 @@ def _aheads(common: Items, own: Items) -> list[int]:
     best, near = int(np.argmin(spread)), int(np.argmin(np.abs(later)))
     if len(later) == 1 or _is_better(int(spread[best]), np.delete(spread, best)):
         return [int(later[best])]
+    if _is_only_place(common, own, _at_shift(common, own, int(places[best]))):
+        return [int(later[best])]
     is_possible = not _is_better(int(spread[best]), spread[near : near + 1])
     at_near, at_best = (_at_shift(common, own, int(places[at])) for at in (near, best))
     is_possible &= not are_clearer(common, own, at_near, at_best)
@@ -450,7 +454,55 @@ def _is_right(common: Items, own: Items, place: Ints, repeats: Repeats) -> bool:
     spread = int(spread_of(late - ahead))
     if spread > SURE_NS and clearer_places(common, own, place, _CLEARER_THAN_CLOCKS):
         return False
-    return repeats.exclude(spread, ahead)
+    if abs(ahead) > NEAR_CLOCKS_NS:
+        if len(rows) < _FEW and _repeats_itself(common):
+            duration = int(common.stop[-1] - common.stop[0])
+            if abs(ahead) <= _HARDLY * duration:  # or clocks are equal, and steps differ
+                return _is_only_place(common, own, place)
+            if spread > SURE_NS:
+                return False
+        if _fit_on_equal_clocks(common, own, max(spread, _NOISE_NS)):
+            return False
+    return repeats.exclude(spread, ahead) or _is_only_place(common, own, place)
+
+
+def _repeats_itself(items: Items) -> bool:
+    """Whether half of the items, or more, have equal codes at another place among them."""
+    half = max(len(items.code) // 2, 1)
+    return len(_shifted(items, items, half).ahead) > 1
+
+
+def _fit_on_equal_clocks(common: Items, own: Items, most: int) -> bool:
+    """Whether ends agree within `most` ns at a shift on which clocks are as good as equal."""
+    shifts = _shifted(common, own)
+    gap = int(np.median(np.diff(common.stop))) if len(common.stop) > 1 else 0
+    is_equal = _HARDLY * np.abs(shifts.ahead) <= gap
+    return bool((is_equal & (shifts.spread <= most)).any())
+
+
+def _is_only_place(common: Items, own: Items, place: Ints) -> bool:
+    """Whether ends agree so closely at places as they do by chance at no other shift.
+
+    A gap between two ends agrees by chance as often as the largest deviation is smaller than
+    the difference of gaps at the other shift; gaps are irregular independently.
+    """
+    rows = np.flatnonzero(place != NONE)
+    shifts = np.unique(place[rows] - rows)
+    if len(rows) < _LEAST_REPEATED or len(shifts) > 1:
+        return False
+    apart = _without_drift(own.stop[rows] - common.stop[place[rows]], own.stop[rows])
+    most = max(float(np.abs(apart).max()), _RESOLUTION_NS)
+    _, spread, _, places = _shifted(common, own)
+    likely = places[np.argsort(spread, kind="stable")[: _MOST_OTHERS + 1]]
+    others = np.setdiff1d(likely, shifts).tolist()
+    for shift in others:
+        other = _at_shift(common, own, shift)
+        own_rows = np.flatnonzero(other != NONE)
+        differs = np.abs(np.diff(own.stop[own_rows] - common.stop[other[own_rows]]))
+        chance = np.minimum(1, 2 * most / np.maximum(differs, 1))
+        if np.log(chance).mean() * (len(rows) - 1) > -_SURELY:
+            return False
+    return bool(others)
 
 
 def _by_place_or_ends(common: Items, own: Items, _: Repeats) -> _Alignment:
