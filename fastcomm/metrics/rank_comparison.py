@@ -313,6 +313,10 @@ def match_events(
     # Clocks as recorded are compared as they are.
     is_checked = clocks.is_aligned and not clocks.is_host_run
     participants = _at_once(events, together, applied) if is_checked else together
+    matched = MatchedEvents.of(events, participants, applied)
+    if is_checked and (is_negative := _take_negative_time(events, matched)).any():
+        participants = participants.of_rows(~is_negative[participants.number])
+        matched = MatchedEvents.of(events, participants, applied)
     is_numbered = np.zeros(len(events.rank), np.bool_)
     is_numbered[rows[matches.numbered]] = True
     by_number = int(is_numbered[collectives.row].sum())
@@ -334,7 +338,7 @@ def match_events(
         alone=int(np.isin(events.partner[sides], events.rank).sum()) - len(messages.row),
         unshared=_unshared(events, rows[matches.instance == NONE], rows),
     )
-    return MatchedEvents.of(events, participants, applied), counts, completeness.ranks
+    return matched, counts, completeness.ranks
 
 
 def _unshared(events: CommunicationEvents, unmatched: Ints, rows: Ints) -> int:
@@ -386,6 +390,22 @@ def _at_once(events: CommunicationEvents, together: Participants, ahead: Ints) -
     groups, group = np.unique(events.group[row], return_inverse=True)
     share = np.bincount(group, is_apart, len(groups)) / np.bincount(group)
     return together.of_rows(~is_apart & (share <= _MOST_APART)[group])
+
+
+def _take_negative_time(events: CommunicationEvents, matched: MatchedEvents) -> Flags:
+    """Return the collectives of each group and operation whose mean transfer time is below 0.
+
+    Then they are no such collectives, or clocks are not aligned.
+    """
+    is_negative = matched.transfer < 0
+    if not is_negative.any():
+        return is_negative
+    first = matched.row[matched.first]
+    kinds = np.stack([events.group[first], events.op[first]])
+    _, kind = np.unique(kinds, axis=1, return_inverse=True)
+    kind = kind.reshape(-1)
+    flags: Flags = (np.bincount(kind, matched.transfer) < 0)[kind]
+    return flags
 
 
 def _dependence(events: CommunicationEvents, row: Ints) -> tuple[Flags, Flags]:

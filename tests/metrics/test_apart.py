@@ -21,6 +21,7 @@ def events(group, times, op="AllReduce", first=0, **more):
             "group": group,
             "group_size": len(row),
             "seq": number,
+            "step": number,  # that numbers are right
             "tag": "DP",
             "op": op,
             "alone_ns": 0,
@@ -48,17 +49,24 @@ def are_apart(row):
     return max(start for start, _ in row) - min(start + lasts for start, lasts in row) > JITTER
 
 
+def transfer(row):
+    ends = sorted(start + lasts for start, lasts in row)
+    return ends[(len(row) - 1) // 2] - max(start for start, _ in row)
+
+
 @given(
     st.lists(st.tuples(TIMES, TIMES, TIMES), min_size=1, max_size=14),
     st.lists(st.tuples(TIMES, TIMES), max_size=14),
 )
 def test_what_is_left_out_is_that_of_the_definition(threes, pairs):
-    """Members that are apart; and of groups with more than a tenth of such, all."""
+    """Members that are apart; and all of groups with many, or with a mean transfer below 0."""
     count, apart, transfers = compare([*events(TWO, threes), *events(ONE, pairs)])
     left = 0
     for rows in (threes, pairs):
-        bad = sum(map(are_apart, rows))
-        left += len(rows) if 10 * bad > len(rows) else bad
+        rest = [row for row in rows if not are_apart(row)]
+        bad = len(rows) - len(rest)
+        is_none = 10 * bad > len(rows) or sum(map(transfer, rest)) < 0
+        left += len(rows) if is_none else bad
     assert (count, apart) == (len(threes) + len(pairs), left)
     assert len(transfers) == count - left
 
@@ -70,6 +78,19 @@ ONE_AFTER_ANOTHER = ((0, 10_000), (40_000, 10_000), (80_000, 10_000))
 def test_one_collective_in_many_is_left_out_alone():
     rows = [AT_ONCE] * 19 + [ONE_AFTER_ANOTHER]
     assert compare(events(TWO, rows)) == (20, 1, [30_000] * 19)
+
+
+ENDED_BEFORE = ((0, 10_000), (15_000, 5_000))
+
+
+@pytest.mark.parametrize(("ended", "apart"), [(4, 0), (10, 20)])
+def test_a_mean_transfer_is_never_below_0(ended, apart):
+    """Each end is too early by less than clocks may be wrong."""
+    at_once = ((0, 50_000), (47_000, 3_000))
+    rows = [ENDED_BEFORE] * ended + [at_once] * (20 - ended)
+    count, left, transfers = compare(events(ONE, rows))
+    assert (count, left) == (20, apart)
+    assert sum(transfers) >= 0
 
 
 @pytest.mark.parametrize(
