@@ -33,7 +33,6 @@ _FAR_NS = 100_000_000
 # agree better there than a shifted sequence agrees with itself, by this factor.
 _BETTER = 4
 _BY_CHANCE = 1_000  # of so many places, one fits by chance
-_SURELY = 2 * np.log(_BY_CHANCE)  # gaps that agree with this chance, or a smaller one
 _LEAST_REPEATED = 3  # items
 _ALIKE = 0.95  # share of equal codes
 # Ends of one collective differ by about this much: agreement below says nothing.
@@ -484,7 +483,8 @@ def _is_only_place(common: Items, own: Items, place: Ints) -> bool:
     """Whether ends agree so closely at places as they do by chance at no other shift.
 
     A gap between two ends agrees by chance as often as the largest deviation is smaller than
-    the difference of gaps at the other shift; gaps are irregular independently.
+    the difference of gaps at the other shift. What changes from gap to gap is independent: all
+    gaps of a step may be longer together.
     """
     rows = np.flatnonzero(place != NONE)
     shifts = np.unique(place[rows] - rows)
@@ -498,9 +498,9 @@ def _is_only_place(common: Items, own: Items, place: Ints) -> bool:
     for shift in others:
         other = _at_shift(common, own, shift)
         own_rows = np.flatnonzero(other != NONE)
-        differs = np.abs(np.diff(own.stop[own_rows] - common.stop[other[own_rows]]))
-        chance = np.minimum(1, 2 * most / np.maximum(differs, 1))
-        if np.log(chance).mean() * (len(rows) - 1) > -_SURELY:
+        changes = np.diff(own.stop[own_rows] - common.stop[other[own_rows]], n=2)
+        chance = np.minimum(1, 2 * most / np.maximum(np.abs(changes), 1))
+        if np.log(chance).mean() * (len(rows) - 2) > -np.log(_BY_CHANCE * len(others)):
             return False
     return bool(others)
 
