@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -62,6 +62,8 @@ main()
 """
 # Lowers the priority before Python starts, which takes a twentieth of a second of a core.
 _LOWERED = '(echo 10 >/proc/self/autogroup) 2>/dev/null; exec nice -n 10 "$0" "$@" nice'
+_HANDOVER_S = 5.0  # at most, from an export to the process that writes it
+PARTIALS = ".partials"  # in the directory of a window; makes it one for all commands
 DONE = "fastcomm-done "  # before the errors of a recording, a line on the writer's stderr
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 # In the name of a host, they would read as a rank.
@@ -85,6 +87,7 @@ class RankRecording:
     keep: Keep
     report: bool
     timeout_s: float
+    pid: int  # of the training
     options: dict[str, Any]
 
     @property
@@ -95,70 +98,93 @@ class RankRecording:
 
 
 class _Process:
-    """The thread that writes recordings, and facts of this process; a fork gets its own."""
+    """The thread that hands recordings on, and facts of this process; a fork gets its own."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.run = ""
         self.windows: Counter[tuple[str, int]] = Counter()
         self.recordings: queue.SimpleQueue[RankRecording | None] = queue.SimpleQueue()
+        self.changed = threading.Condition()
+        self.unsent = 0  # recordings that no writer has yet
+        self.unfinished = 0  # recordings that are not written, and processes that run
         self.number = 0
         self.token = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.errors: set[str] = set()
         self.thread: threading.Thread | None = None
 
-    def add(self, recording: RankRecording) -> None:
-        """Write a recording in the thread, which is started if it is the first one."""
+    def add(self, recording: RankRecording, end_s: float) -> None:
+        """Have a recording written; the end of this process waits for it so many seconds."""
+        self.count(unsent=1, unfinished=1)
         self.recordings.put(recording)
         if self.thread is None:
-            self.thread = threading.Thread(target=self._write_all, name="fastcomm", daemon=True)
+            self.thread = threading.Thread(target=self._send_all, name="fastcomm", daemon=True)
             self.thread.start()
-            # As rank 0 waits for the others, and then reports.
-            atexit.register(self.end, 2 * recording.timeout_s)
+            atexit.register(self._exit, end_s)
 
-    def _write_all(self) -> None:
-        writer = WriterProcess()
-        while (recording := self.recordings.get()) is not None:
+    def count(self, *, unsent: int = 0, unfinished: int = 0) -> None:
+        """Count what is still to be done."""
+        with self.changed:
+            self.unsent += unsent
+            self.unfinished += unfinished
+            self.changed.notify_all()
+
+    def _send_all(self) -> None:
+        """Send each recording at once to the process that writes, which outlives this one."""
+        writer: WriterProcess | None = None
+        while True:
+            recording = self.recordings.get()
+            if recording is None:  # one is written
+                if writer is not None and writer.is_idle and self.recordings.empty():
+                    writer.close()  # its memory belongs to the training
+                    writer = None
+                continue
             try:
                 self.run = self.run or shared_run_name(recording.world_size)
-                writer.write(replace(recording, run=self.run))
+                recording = _placed(replace(recording, run=self.run))
+                if writer is None or not writer.send(recording):
+                    writer = WriterProcess(self)
+                    writer.send(recording)
             except Exception as error:  # nothing may disturb the training
-                if not recording.error:  # else the warning on its export is there
-                    self.warn(f"rank {recording.rank}: a window is not whole", error)
-            if self.recordings.empty():
-                writer.close()  # its memory belongs to the training
-        writer.close()
+                self.finish(recording, error)
+            self.count(unsent=-1)
+
+    def finish(self, recording: RankRecording, error: Exception | None) -> None:
+        """Count a recording as written, and warn of its error."""
+        if error is not None and not recording.error:  # else there is one on its export
+            self.warn(f"rank {recording.rank}: a window is not whole", error)
+        self.recordings.put(None)
+        self.count(unfinished=-1)
+
+    def send_again(self, recording: RankRecording) -> None:
+        """Send a recording to another process, as the one that had it has ended."""
+        self.count(unsent=1)
+        self.recordings.put(recording)
+
+    def _exit(self, timeout_s: float) -> None:
+        """Wait at the end of the process; after an uncaught exception only for the handover.
+
+        Other ranks may never come, and who restarts the job waits for this process.
+        """
+        if getattr(sys, "last_value", None) is None:
+            self.end(timeout_s)
+        elif self.pid == os.getpid():
+            with self.changed:
+                self.changed.wait_for(lambda: not self.unsent, min(timeout_s, _HANDOVER_S))
 
     def end(self, timeout_s: float) -> None:
         """Wait until all recordings are written, at most for some seconds."""
-        if self.pid != os.getpid() or self.thread is None:
+        if self.pid != os.getpid():
             return
-        self.recordings.put(None)
-        self.thread.join(timeout_s)
-        if not self.thread.is_alive():
-            self.thread = None
-            return
-        count = self._leave_raw()
-        rest = f"; {count} more: their uncompressed traces alone remain" if count else ""
-        self.warn(
-            f"a window was not written within {timeout_s:g} s; its process goes on{rest}", None
-        )
-
-    def _leave_raw(self) -> int:
-        """Put the traces of windows that nobody has begun to write in place, uncompressed.
-
-        Return the number of these windows.
-        """
-        count = 0
-        with suppress(queue.Empty):
-            while True:
-                recording = self.recordings.get_nowait()
-                if recording is not None and recording.raw:
-                    count += 1
-                    with suppress(OSError):  # it stays where PyTorch wrote it
-                        _leave(replace(recording, run=self.run))
-        self.recordings.put(None)
-        return count
+        with self.changed:
+            limit = min(timeout_s, threading.TIMEOUT_MAX)
+            is_done = self.changed.wait_for(lambda: not self.unfinished, limit)
+        if not is_done:
+            self.warn(
+                f"not all windows were written within {timeout_s:g} s; the process that "
+                "writes them goes on, and until then their uncompressed traces are there",
+                None,
+            )
 
     def warn(self, text: str, error: Exception | None) -> None:
         """Log a warning, once for each text."""
@@ -230,7 +256,7 @@ def trace_handler(
             rank, world_size = ranks_of_job()
             step = int(getattr(prof, "step_num", 0))
             state.windows[place, step] += 1
-            raw, error = _exported(prof, local, rank)
+            raw, error = _exported(prof, local, rank, step)
             recording = RankRecording(
                 raw=raw,
                 error=error,
@@ -244,10 +270,11 @@ def trace_handler(
                 host=_host(),
                 keep=keep,
                 report=report and rank == 0,
-                timeout_s=timeout_s,
+                timeout_s=0.0 if _is_failing() else timeout_s,
+                pid=state.pid,
                 options=options,
             )
-            state.add(recording)
+            state.add(recording, 2 * timeout_s)  # as rank 0 waits for others, and reports
         except Exception as error:  # nothing may disturb the training
             state.warn(f"{place}: a trace is not written", error)
 
@@ -343,11 +370,12 @@ def shared_run_name(world_size: int) -> str:
     return own
 
 
-def _exported(prof: Any, folder: str, rank: int) -> tuple[str, str]:
+def _exported(prof: Any, folder: str, rank: int, step: int) -> tuple[str, str]:
     """Export the trace to a hidden file; return its path, or "" and why there is none."""
     state = _own_process()
     state.number += 1
-    path = f"{folder}/.fastcomm-{_host()}-{state.token}-{state.number}.rank{rank}.json"
+    name = f".fastcomm-{_host()}-{state.token}-{state.number}.step-{step:06d}.rank{rank}.json"
+    path = f"{folder}/{name}"
     try:
         if not os.path.isdir(folder):  # noqa: PTH112 - a Path takes longer, and training waits
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -361,6 +389,12 @@ def _exported(prof: Any, folder: str, rank: int) -> tuple[str, str]:
         state.warn(f"{folder}: a trace is not written", error)
         return "", f"no trace was written to {folder}: {type(error).__name__}: {error}"
     return path, ""
+
+
+def _is_failing() -> bool:
+    """Whether an exception ends the training, so that other ranks may never come this far."""
+    error = sys.exc_info()[1]
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
 def _execution_trace(prof: Any) -> str:
@@ -381,66 +415,97 @@ def _homes() -> list[str]:
     return [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
 
 
-def _leave(recording: RankRecording) -> None:
-    """Put the trace of a recording in its window, uncompressed. Raises OSError."""
-    if not recording.run:
-        raise FileNotFoundError("the name of the run is not known yet")
-    recording.folder.mkdir(parents=True, exist_ok=True)
-    name = f"rank{recording.rank}.{recording.host}.json"
-    Path(recording.raw).replace(recording.folder / name)
-    if recording.nodes:
-        Path(recording.nodes).replace(recording.folder / f"torch_et_{recording.rank}.json")
+def _placed(recording: RankRecording) -> RankRecording:
+    """Put a trace into its window, uncompressed, where all commands read it.
+
+    So nothing is lost if no process can write it. On another file system it stays where it is.
+    """
+    raw = nodes = ""
+    with suppress(OSError):
+        (recording.folder / PARTIALS).mkdir(parents=True, exist_ok=True)
+        raw = _moved(recording.raw, f"rank{recording.rank}.{recording.host}.json", recording)
+        nodes = _moved(recording.nodes, f"torch_et_{recording.rank}.json", recording)
+    return replace(recording, raw=raw or recording.raw, nodes=nodes or recording.nodes)
+
+
+def _moved(path: str, name: str, recording: RankRecording) -> str:
+    """Move a file into the window of a recording; return its new path, "" if it stays."""
+    with suppress(OSError):
+        return str(Path(path).rename(recording.folder / name)) if path else ""
+    return ""
 
 
 class WriterProcess:
-    """A process that writes recordings one after another; the first one starts it.
+    """A process that writes recordings one after another, also if this process ends.
 
-    Its imports take longer than a small recording.
+    Its imports take longer than a small recording. Raises OSError or ValueError if it cannot
+    be started.
     """
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, state: _Process) -> None:
+        self._state = state
+        self._process = _started()
+        self._sent: deque[RankRecording] = deque()
+        self._lock = threading.Lock()
+        self._has_ended = False
+        state.count(unfinished=1)
+        threading.Thread(target=self._read, name="fastcomm-answers", daemon=True).start()
 
-    def write(self, recording: RankRecording) -> None:
-        """Have a recording written, and wait for it.
+    @property
+    def is_idle(self) -> bool:
+        """Whether all recordings that were sent are written."""
+        return not self._sent
 
-        If the process cannot be started, the trace stays uncompressed. Raises OSError with its
-        error.
-        """
-        try:
-            process = self._process = self._process or _started()
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(asdict(recording)).encode() + b"\n")
-            process.stdin.flush()
-        except (OSError, ValueError):
-            self.close()
-            if recording.raw:
-                _leave(recording)
-            raise
-        if error := self._error(process):
-            raise OSError(error)
+    def send(self, recording: RankRecording) -> bool:
+        """Send a recording; return False if the process has ended."""
+        with self._lock:
+            if self._has_ended:
+                return False
+            self._sent.append(recording)
+        # If it ends now, the recording is sent again.
+        self._write(json.dumps(asdict(recording)).encode())
+        return True
 
-    def _error(self, process: "subprocess.Popen[bytes]") -> str:
-        """Wait until a recording is written; return why it is not whole, "" if it is."""
-        assert process.stderr is not None
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        """Read the answer to each recording until the process ends."""
+        assert self._process.stderr is not None
         last = ""
-        for line in process.stderr:
+        for line in self._process.stderr:
             text = line.decode(errors="replace").strip()
             if (text + " ").startswith(DONE):
-                return text[len(DONE) :]
+                error = text[len(DONE) :]
+                self._state.finish(self._sent.popleft(), OSError(error) if error else None)
+                last = ""
             last = text or last
-        self.close()
-        return last or f"its process ended with {process.returncode}"
+        code = self._process.wait()
+        self._process.stderr.close()
+        self._close_input()
+        with self._lock:
+            self._has_ended = True
+        # What it was writing when it ended is not tried again: it may end the next one, too.
+        if self._sent:
+            error = last or f"its process ended with {code}"
+            self._state.finish(self._sent.popleft(), OSError(error))
+        while self._sent:
+            self._state.send_again(self._sent.popleft())
+        self._state.count(unfinished=-1)
 
     def close(self) -> None:
-        """End the process, if there is one."""
-        process, self._process = self._process, None
-        if process is not None:
-            assert process.stdin is not None
-            # A data loader that was forked meanwhile holds its standard input, too.
-            with suppress(OSError):
-                process.stdin.write(b"\n")
-            process.communicate()
+        """End the process."""
+        # A data loader that was forked meanwhile holds its standard input, too.
+        self._write(b"")
+        self._close_input()
+
+    def _close_input(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
 
 
 def _started() -> "subprocess.Popen[bytes]":

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,14 @@ from fastcomm.metrics.options import MetricsOptions
 from fastcomm.metrics.partial_files import RankPartials, write
 from fastcomm.option_fields import build, field_infos
 from fastcomm.options import ReadOptions
-from fastcomm.preparation import compile_kernels, open_traces
+from fastcomm.preparation import compile_kernels
 from fastcomm.process import temporary_folder
 from fastcomm.torch.handler import DONE, RankRecording
 from fastcomm.watch.windows import ProfiledWindow
 
 _LEVEL = 1  # of compression: traces are large, and their text repeats itself
 _BLOCK = 1 << 20
+_PARTING_S = 5.0  # of waiting for other ranks when the training has ended
 _TAIL = 64  # bytes at the end of a file, to tell whether it is whole
 
 
@@ -93,15 +95,12 @@ def _write(recording: RankRecording, window: ProfiledWindow) -> bool:
         window.note_failure(recording.rank, recording.error)
         return True
     raw = Path(recording.raw)
-    nodes = Path(recording.nodes) if recording.nodes else None
     try:
         place = window.place_of(recording.rank)
         _check_whole(raw)
-        traces = _compressed(recording, window) if recording.keep == "trace" else []
-        partials = _measured(recording, window, raw)
+        partials = _results(recording, window, raw)
+        _remove_raw(recording)  # before a partial result says that the rank is complete
         if partials is None:
-            for path in traces:
-                path.unlink()
             with suppress(OSError):  # other ranks have files there
                 window.partials_folder.rmdir()
                 window.folder.rmdir()
@@ -113,9 +112,30 @@ def _write(recording: RankRecording, window: ProfiledWindow) -> bool:
             window.note_failure(recording.rank, str(error))
         raise
     finally:
-        raw.unlink(missing_ok=True)
-        if nodes is not None:
-            nodes.unlink(missing_ok=True)
+        _remove_raw(recording)
+
+
+def _remove_raw(recording: RankRecording) -> None:
+    """Remove the traces of a recording as PyTorch wrote them."""
+    for path in filter(None, (recording.raw, recording.nodes)):
+        Path(path).unlink(missing_ok=True)
+
+
+def _results(
+    recording: RankRecording, window: ProfiledWindow, raw: Path
+) -> RankPartials | None:
+    """Return the partial results of a rank, None without a whole step; compress its trace.
+
+    A trace that cannot be measured is compressed, too.
+    """
+    has_steps = True
+    try:
+        partials = _measured(recording, window, raw)
+        has_steps = partials is not None
+        return partials
+    finally:
+        if has_steps and recording.keep == "trace":
+            _compressed(recording, window)
 
 
 def _check_whole(raw: Path) -> None:
@@ -130,14 +150,13 @@ def _check_whole(raw: Path) -> None:
             )
 
 
-def _compressed(recording: RankRecording, window: ProfiledWindow) -> list[Path]:
-    """Write the compressed traces of a rank; return their paths."""
+def _compressed(recording: RankRecording, window: ProfiledWindow) -> None:
+    """Write the compressed traces of a rank."""
     names = {recording.raw: f"rank{recording.rank}.{recording.host}.json.gz"}
     if recording.nodes:
         names[recording.nodes] = f"torch_et_{recording.rank}.json.gz"
     for raw, name in names.items():
         _compress(Path(raw), window.folder / name)
-    return [window.folder / name for name in names.values()]
 
 
 def _compress(raw: Path, path: Path) -> None:
@@ -155,19 +174,13 @@ def _measured(
 ) -> RankPartials | None:
     """Return the partial results of a rank; write its Parquet file where it is to be kept.
 
-    When a profiler stops within a window, it closes the mark of a step that is not whole: that
-    with the number of the steps done. It does not count; without another one, return None.
+    Without a whole step, return None.
     """
     compile_kernels()
-    reading, options = _options(recording)
-    trace = open_traces([raw], reading).sources[0].read("metrics")
-    steps = frozenset(trace.iterations["number"].to_pylist())
-    whole = steps - {recording.step}
-    if steps and not whole:
-        return None
-    if recording.keep == "store":
+    partials = window.measure(raw, *_options(recording))
+    if partials is not None and recording.keep == "store":
         _store(raw, window)
-    return RankPartials.of(trace, options.bytes, None if whole == steps else whole)
+    return partials
 
 
 def _store(raw: Path, window: ProfiledWindow) -> None:
@@ -180,6 +193,16 @@ def _store(raw: Path, window: ProfiledWindow) -> None:
             (stored.folder / entry.file).replace(window.folder / entry.file)
 
 
+def _wait(recording: RankRecording, window: ProfiledWindow) -> None:
+    """Wait for all ranks; shortly if the training has ended without waiting for its report."""
+    until = time.monotonic() + recording.timeout_s
+    rest_s = recording.timeout_s
+    while rest_s > 0 and not window.wait(recording.world_size, min(rest_s, _PARTING_S)):
+        if recording.pid not in (os.getpid(), os.getppid()):
+            return
+        rest_s = until - time.monotonic()
+
+
 def _report(recording: RankRecording, window: ProfiledWindow) -> None:
     """Wait for all ranks, print the first screen of the metrics, and write the page."""
     from fastcomm.metrics import tables
@@ -188,7 +211,7 @@ def _report(recording: RankRecording, window: ProfiledWindow) -> None:
     from fastcomm.show.console import plain_console, say
     from fastcomm.show.pages import write as write_page
 
-    window.wait(recording.world_size, recording.timeout_s)
+    _wait(recording, window)
     reading, options = _options(recording)
     metrics = window.metrics(options, reading)
     page, console = window.folder / "report.html", plain_console()

@@ -32,6 +32,7 @@ from fastcomm.trace.run_traces import SkippedRank, ranges
 _TRACES = (".json", ".json.gz", ".parquet")
 _FOLDER = re.compile(r"step-(\d{1,12})(?:-(\d{1,6}))?")
 _MEASURED = re.compile(r"rank(\d{1,7})\.arrow")
+_TRACED = re.compile(r"rank-?(\d{1,7})(?:\..+)?\.(?:json(?:\.gz)?|parquet)")
 _FAILED = re.compile(r"rank(\d{1,7})\.json")
 _MOST_TEXT = 1 << 16  # bytes of the record of a failed rank
 _POLL_S = 0.25
@@ -93,26 +94,23 @@ class ProfiledWindow:
     @property
     def measured(self) -> dict[int, Path]:
         """The files of partial results, by rank."""
-        return self._by_rank(_MEASURED)
+        return _by_rank(self.partials_folder, _MEASURED)
 
     @property
     def failed(self) -> dict[int, Path]:
         """The records of ranks that could not be measured, by rank."""
-        return self._by_rank(_FAILED)
+        return _by_rank(self.partials_folder, _FAILED)
 
-    def _by_rank(self, pattern: re.Pattern[str]) -> dict[int, Path]:
-        try:
-            paths = sorted(self.partials_folder.iterdir())
-        except OSError:
-            return {}
-        matches = ((pattern.fullmatch(path.name), path) for path in paths)
-        return {int(match[1]): path for match, path in matches if match}
+    @property
+    def traced(self) -> dict[int, Path]:
+        """A file of each rank whose trace is there, by rank."""
+        return _by_rank(self.folder, _TRACED)
 
     @cached_property
     def arrival_ns(self) -> int:
-        """When the first rank was measured, or failed, ns since the epoch."""
+        """When the first rank was measured or failed, else left a trace, ns since 1970."""
         times = []
-        for path in (*self.measured.values(), *self.failed.values()):
+        for path in {**self.measured, **self.failed}.values() or self.traced.values():
             with suppress(OSError):
                 times.append(path.stat().st_mtime_ns)
         return min(times, default=0)
@@ -155,8 +153,17 @@ class ProfiledWindow:
             time.sleep(_POLL_S)
         return True
 
-    def partials(self) -> tuple[list[RankPartials], list[SkippedRank]]:
-        """Read the partial results; ranks without one, or with a damaged one, are skipped.
+    def partials(
+        self, options: MetricsOptions | None = None, reading: ReadOptions | None = None
+    ) -> tuple[list[RankPartials], list[SkippedRank]]:
+        """Read the partial results, and measure the traces of ranks that have only these.
+
+        Ranks whose file is damaged are skipped.
+
+        Parameters
+        ----------
+        options, reading
+            What is measured of traces, and how they are read.
 
         Raises
         ------
@@ -170,10 +177,38 @@ class ProfiledWindow:
                 parts.append(read_partials(path))
             except TraceFileError as error:
                 skipped.append(SkippedRank(rank=rank, path=str(path), error=str(error)))
+        reading, options = reading or ReadOptions(), options or MetricsOptions()
+        for rank in sorted(self.traced.keys() - self.measured.keys() - self.failed.keys()):
+            path = self.traced[rank]
+            try:
+                parts += filter(None, [self.measure(path, reading, options)])
+            except FastcommError as error:
+                skipped.append(SkippedRank(rank=rank, path=str(path), error=str(error)))
         if not parts:
             reason = f": {skipped[0].error}" if skipped else ""
             raise FastcommError(f"{self.folder}: no rank was measured{reason}")
         return parts, skipped
+
+    def measure(
+        self, path: Path, reading: ReadOptions, options: MetricsOptions
+    ) -> RankPartials | None:
+        """Measure the trace of a rank; return None if it has no whole step.
+
+        When a profiler stops within a window, it closes the mark of a step that is not whole:
+        that with the number of the steps done. It does not count.
+
+        Raises
+        ------
+        FastcommError
+            If the trace cannot be read.
+
+        """
+        trace = open_traces([path], reading).sources[0].read("metrics")
+        steps = frozenset(trace.iterations["number"].to_pylist())
+        whole = steps - {self.step}
+        if steps and not whole:
+            return None
+        return RankPartials.of(trace, options.bytes, None if whole == steps else whole)
 
     def metrics(
         self, options: MetricsOptions | None = None, reading: ReadOptions | None = None
@@ -194,7 +229,7 @@ class ProfiledWindow:
             If no rank was measured.
 
         """
-        parts, skipped = self.partials()
+        parts, skipped = self.partials(options, reading)
         if any(part.note.is_host_run for part in parts) and len(parts) > 1:
             with suppress(FastcommError):
                 run = open_traces([self.folder], reading or ReadOptions())
@@ -214,6 +249,16 @@ class ProfiledWindow:
         return replace(options, steps=steps)
 
 
+def _by_rank(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
+    """Return the files of a directory with a rank in their names, by rank."""
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError:
+        return {}
+    matches = ((pattern.fullmatch(path.name), path) for path in paths)
+    return {int(match[1]): path for match, path in matches if match}
+
+
 def _reason(path: Path) -> str:
     """Return the error in the record of a failed rank."""
     try:
@@ -228,7 +273,7 @@ def windows_below(
 ) -> Iterator[ProfiledWindow]:
     """Yield the windows of all runs in a directory, or the one that it is, in any order.
 
-    A window in which no rank was measured, nor failed, is not there yet.
+    A window in which no rank was measured, nor failed, nor left a trace is not there yet.
 
     Parameters
     ----------
@@ -245,7 +290,7 @@ def windows_below(
     """
     for folder in _candidates(directory):
         window = None if folder in reported else ProfiledWindow.of(folder)
-        if window is not None and (window.measured or window.failed):
+        if window is not None and (window.measured or window.failed or window.traced):
             yield window
 
 
