@@ -88,6 +88,8 @@ class RunHistory:
     first: list[MetricsDocument] = field(default_factory=list)
     # Causes that are new since the first windows, by identity: their findings as in JSON.
     present: dict[tuple[Any, ...], MetricsDocument] = field(default_factory=dict)
+    # Causes of the first windows that went, and were reported, by identity.
+    gone: set[tuple[Any, ...] | None] = field(default_factory=set)
 
     def report(self, window: ProfiledWindow, metrics: Metrics) -> WindowReport:
         """Compare a window with the first ones; the first windows are compared in their order.
@@ -103,16 +105,29 @@ class RunHistory:
             self.first.append(document)
             return WindowReport(window=window, metrics=metrics, comparison=None)
         typical = _typical(self.first)
-        comparison = _with_large_causes(compare(typical, document))
+        comparison = self._without_gone(
+            _with_large_causes(compare(typical, document)), document
+        )
         if len(self.first) < FIRST:
             self.first.append(document)
-        return WindowReport(
+        report = WindowReport(
             window=window,
             metrics=metrics,
             comparison=comparison,
             slower_links=tuple(_slower_links(comparison, typical, document)),
             ended=tuple(self._ended(comparison, document)),
         )
+        self.gone |= {one.identity for one in report.causes if one.after_ns is None}
+        return report
+
+    def _without_gone(self, comparison: Comparison, document: MetricsDocument) -> Comparison:
+        """Leave out causes that went in an earlier window; they can go again if they return."""
+        self.gone -= set(map(identity_of, document["findings"]))
+        causes = comparison.causes
+        new = (
+            one for one in causes if one.after_ns is not None or one.identity not in self.gone
+        )
+        return replace(comparison, causes=tuple(new))
 
     def _ended(
         self, comparison: Comparison, document: MetricsDocument
@@ -209,6 +224,7 @@ class Watch:
 
     histories: dict[str, dict[int, RunHistory]] = field(default_factory=dict)
     reported: set[Path] = field(default_factory=set)  # directories of windows
+    waiting: set[Path] = field(default_factory=set)  # of windows that lacked ranks at the end
 
     def report(self, window: ProfiledWindow, metrics: Metrics) -> WindowReport:
         """Report a window; see `RunHistory.report`."""

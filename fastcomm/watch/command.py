@@ -14,7 +14,7 @@ from fastcomm.cli.messages import warn
 from fastcomm.cli.results import prometheus_option
 from fastcomm.cli.run_options import builds, with_options
 from fastcomm.comparison.command import Condition, fail_if_option
-from fastcomm.errors import FastcommError
+from fastcomm.errors import FastcommError, shell_quoted
 from fastcomm.metrics.options import MetricsOptions
 from fastcomm.watch.options import WatchOptions
 
@@ -64,13 +64,16 @@ def run(
     from fastcomm.watch.tables import show
 
     parsed = [Condition.parsed(text) for text in conditions]
-    watch, is_whole, holding = Watch(), True, False
+    watch, is_whole, holding, unchecked = Watch(), True, False, parsed
     newest: ProfiledWindow | None = None
     for window in _arriving(directory, watch, watching):
         report = _report(watch, window, metrics)
         if report is None:
             is_whole = False
             continue
+        if unchecked:
+            _check_names(report, unchecked)
+            unchecked = []
         show(report)
         for rank in skipped_lines(report.metrics.skipped):
             warn([f"{window.folder}: {rank}"])
@@ -81,6 +84,7 @@ def run(
         holding = _check(report, parsed) or holding
         if holding and not watching.once:
             break
+    is_whole = is_whole and not watch.waiting
     if holding or not is_whole:
         ctx.exit(REGRESSED if holding else INCOMPLETE)
 
@@ -107,6 +111,8 @@ def _arriving(
         if ready:
             last = time.monotonic()
         elif options.idle is not None and time.monotonic() - last >= options.idle:
+            watch.waiting.update(window.folder for window in new)
+            _warn_of_waiting(directory, new)
             return
         else:
             time.sleep(_POLL_S)
@@ -138,6 +144,23 @@ def _is_ready(window: "ProfiledWindow", patience_s: float) -> bool:
         with suppress(FastcommError):
             return window.is_whole(read(path).note.world_size or 1)
     return False
+
+
+def _warn_of_waiting(directory: Path, windows: "Sequence[ProfiledWindow]") -> None:
+    """Name the windows that still wait for ranks, and the command that reports them."""
+    command = f"fastcomm watch {shell_quoted(str(directory))} --once"
+    for window in windows:
+        warn([f"{window.folder}: not reported, as ranks are missing; `{command}` reports it"])
+
+
+def _check_names(report: "WindowReport", conditions: Sequence[Condition]) -> None:
+    """Raise `ConfigError` for a condition on a metric that windows do not have."""
+    from fastcomm.comparison.analysis import compare
+
+    document = report.metrics.to_dict()
+    same = compare(document, document)
+    for condition in conditions:
+        same.value(condition.name)
 
 
 def _report(
