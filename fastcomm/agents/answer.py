@@ -239,8 +239,10 @@ def _of(offset: int, count: int, total: int) -> str:
     """Return which rows are shown, and the offset of the next."""
     if not total:
         return "0 rows"
+    if offset >= total:
+        return f"no row: offset={offset}, and the table has {total}"
     if not count:
-        return f"no row from offset={offset} on fits; {total} rows, or a larger max_tokens"
+        return f"no row: that at offset={offset} is too long; try a larger max_tokens"
     last = offset + count
     more = f"; next: offset={last}" if last < total else ""
     return f"rows {offset} to {last - 1} of {total}{more}"

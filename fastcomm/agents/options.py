@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from fastcomm.agents.answer import RowsPage
 from fastcomm.agents.session import RunChoice
-from fastcomm.checks import RANK, WHOLE, Range
+from fastcomm.checks import RANK, RANKS, TOKENS, WHOLE, Range
 from fastcomm.device_work.options import KernelKey
 from fastcomm.errors import ConfigError
 from fastcomm.metrics.options import MetricsOptions
@@ -142,9 +142,9 @@ class PlanArguments(PageArguments):
     required: ClassVar[tuple[str, ...]] = ("model", "gpus", "global_batch")
 
     model: str = _argument("Model: a preset such as llama3-70b, or a size as in 7B.", "")
-    gpus: int = _argument("Number of GPUs.", 0, limits=WHOLE)
-    global_batch: int = _argument("Sequences of a step.", 0, limits=WHOLE)
-    seq_len: int | None = _argument("Tokens of a sequence. Default: 8192.", limits=WHOLE)
+    gpus: int = _argument("Number of GPUs.", 1, limits=RANKS)
+    global_batch: int = _argument("Sequences of a step.", 1, limits=TOKENS)
+    seq_len: int | None = _argument("Tokens of a sequence. Default: 8192.", limits=TOKENS)
     cluster: str = _argument("Cluster: dgx-h100, dgx-b200, gb200-nvl72, ...", "dgx-h100")
     trainer: Literal["megatron", "nemo", "nemo-fsdp", "fsdp", "fsdp2", "deepspeed"] = _argument(
         "Trainer whose strategies count.", "megatron"

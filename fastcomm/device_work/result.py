@@ -166,7 +166,9 @@ class Kernels(TableResult):
 
     @property
     def unknown(self) -> dict[str, str]:
-        """Columns that are null in every row, and why."""
+        """Columns that are null in every row, and why; none of a table without rows."""
+        if not len(self.table):
+            return {}
         texts = [rank.flops for rank in self.ranks if isinstance(rank.flops, str)]
         reason = texts[0] if texts else "no operator around a launch has a known cost"
         operands = OPERANDS.names if self.by == "operator" else ()

@@ -138,7 +138,7 @@ class PlanSearch(TableResult):
             text = (
                 f"no strategy of {job.trainer_rules.title}: no layout divides {job.gpus} GPUs, "
                 f"{job.global_batch} sequences and {job.model.name}; try another "
-                "--global-batch, or fix less"
+                "number of sequences or GPUs, or fix less"
             )
             return f"{text}; most are refused: {self.refusal}" if self.refusal else text
         need = format_gib(self.least_memory)

@@ -81,6 +81,8 @@ def test_answers_on_512_ranks_are_small_and_tables_have_pages(tmp_path):
     assert [row[0] for row in page["rows"]] == [*range(500, 510)]
     of_one = json.loads(text_of(session, "measure", run="run", table="ranks", ranks="77"))
     assert [row[0] for row in of_one["rows"]] == [77]
+    beyond = text_of(session, "measure", run="run", table="ranks", offset=600)
+    assert json.loads(beyond)["shown"] == "no row: offset=600, and the table has 512"
     larger = text_of(session, "measure", run="run", table="ranks", limit=300, max_tokens=10_000)
     assert 2000 < tokens_of(larger) <= 10_000
     assert json.loads(larger)["shown"].startswith("rows 0 to 299 of 512; next: offset=300")

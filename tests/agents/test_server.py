@@ -218,6 +218,7 @@ def test_what_is_wrong_is_one_line(runs, reader, tmp_path):
         "limit": reader.refused("measure", run="runs0/slow", limit=0),
         "layout": reader.refused("measure", run="runs0/slow", layout="zz=3"),
         "file": reader.refused("plan", model="/etc/passwd", gpus=8, global_batch=8),
+        "gpus": reader.refused("plan", model="7B", gpus=0, global_batch=8),
         "no dumps": reader.refused("hang", run="runs0/slow"),
         "page": reader.refused("page", run="runs0/slow"),
         "tool": reader.refused("shell"),
@@ -232,6 +233,7 @@ def test_what_is_wrong_is_one_line(runs, reader, tmp_path):
     assert "tables: parallelisms" in told["table"]
     assert "start it with --out" in told["page"]
     assert "no such tool" in told["tool"]
+    assert "invalid gpus 0: expected a number from 1 to" in told["gpus"]
     assert "internal" not in str(told)
 
 
