@@ -185,8 +185,8 @@ class ProfiledWindow:
             except FastcommError as error:
                 skipped.append(SkippedRank(rank=rank, path=str(path), error=str(error)))
         if not parts:
-            reason = f": {skipped[0].error}" if skipped else ""
-            raise FastcommError(f"{self.folder}: no rank was measured{reason}")
+            reason = skipped[0].error if skipped else "no trace has a whole step"
+            raise FastcommError(f"{self.folder}: no rank was measured: {reason}")
         return parts, skipped
 
     def measure(

@@ -16,6 +16,7 @@ from fastcomm.cli.main import main
 from fastcomm.metrics import partial_files
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.result import json_text
+from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
 from fastcomm.watch import command
 from fastcomm.watch.windows import ProfiledWindow, windows_below
@@ -99,6 +100,15 @@ def test_ranks_of_which_only_the_trace_is_there_count_as_in_metrics(tmp_path):
     assert (lines.exit_code, lines.stdout.count(": 4 ranks, ")) == (0, 2), lines.output
     waited = watch(tmp_path, "--idle", "0.2", "--patience", "0")
     assert waited.stdout == lines.stdout
+
+
+def test_a_window_without_a_whole_step_is_a_warning(tmp_path):
+    one = Job.of(ranks=2, steps=1, layers=1)
+    write(one, tmp_path / "run" / "step-000010")  # in which the profiler was stopped
+    result = watch(tmp_path, "--once")
+    assert (result.exit_code, result.stdout) == (3, "")
+    text = " ".join(result.stderr.split())
+    assert "no rank was measured: no trace has a whole step" in text
 
 
 def test_a_trace_that_cannot_be_read_is_a_skipped_rank(tmp_path):
