@@ -1,5 +1,6 @@
 """Test the handler of finished traces with a profiler that needs no PyTorch."""
 
+import errno
 import json
 import logging
 import os
@@ -231,6 +232,30 @@ class Broken:
 
     def export_chrome_trace(self, path):
         raise RuntimeError("no profiler")
+
+
+def test_a_trace_on_another_disk_is_written_from_there_and_its_name_has_the_step(
+    traces, tmp_path, monkeypatch
+):
+    raw, export = [], FakeProfiler.export_chrome_trace
+    monkeypatch.setattr(
+        FakeProfiler,
+        "export_chrome_trace",
+        lambda self, path: raw.append(Path(path)) or export(self, path),
+    )
+
+    def between_disks(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "rename", between_disks)
+    scratch = tmp_path / "scratch"
+    record(traces, tmp_path / "traces", monkeypatch, ranks=(1,), scratch=scratch)
+    assert raw[0].parent == scratch
+    assert raw[0].name.startswith(".fastcomm-")
+    assert raw[0].name.endswith(".step-000013.rank1.json")
+    (window,) = windows_below(tmp_path / "traces")
+    assert [*window.measured] == [1]
+    assert files(scratch) == []
 
 
 def test_an_error_is_one_warning_and_the_training_goes_on(tmp_path, monkeypatch, caplog):
