@@ -470,9 +470,9 @@ kernels on H800 are predicted from H100; few constants of the others are fitted 
 SMs that nobody names are the family's default. A higher time is a lower bandwidth.
 
 One time is more than 10 % off: NCCL's dispatch on 64 GB200 takes 12 % longer than its combine,
-which sends as many bytes over the same NVLink; up to 32 ranks both take as long. No link and no
-start of a message grows so between 32 and 64 ranks alone, and nobody else published it: no
-constant is fitted to it. HybridEP on H100 gets 35 to 40 GB/s from a NIC on two nodes, and
+which sends as many bytes over the same NVLink; up to 32 ranks both take as long. No link
+or start of a message explains a step between 32 and 64 ranks, and there is no second source, so
+no constant is fitted to it. HybridEP on H100 gets 35 to 40 GB/s from a NIC on two nodes, and
 48 GB/s on eight: the hop over NVLink (0.6 ms on one node) overlaps that over the NIC in part.
 """
 

@@ -150,9 +150,9 @@ def least(case: Case) -> float:
 def relaxed(load: Loads, replicas: int, gpus: int) -> float:
     """Return a lower bound of the heaviest GPU of any placement, by an integer program.
 
-    The hottest experts have whole numbers of replicas on GPUs. Of the others, those with equal
-    numbers of replicas are a fluid: their replicas on a GPU have any load between those of as
-    many of the lightest and of the heaviest. A placement satisfies all of these conditions.
+    The hottest experts have whole numbers of replicas on GPUs. Other experts with equally many
+    replicas are one amount: a GPU with some of these replicas has at least the load of the
+    lightest ones, and at most that of the heaviest. Every placement meets these conditions.
     """
     load, floor = np.sort(load)[::-1], least_load(load, replicas, gpus)
     counts = np.arange(1, replicas - len(load) + 2)  # of replicas of an expert

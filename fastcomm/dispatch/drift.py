@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from fastcomm.dispatch.moves import moves_to, placed_anew
-from fastcomm.dispatch.placement import Loads, Placement, place
+from fastcomm.dispatch.placement import Loads, Placement, heaviest_by_step, place
 
 _FEWEST = 2  # samples with an error
 _SURE = 0.99  # of savings that count: chance that they are no noise
@@ -166,10 +166,7 @@ def _aging_s(uneven: Loads, layer_s: Loads) -> float:
 def _heaviest_of(loads: Loads, placements: Sequence[Placement]) -> Loads:
     """Return the load of the heaviest GPU by step and layer; one placement is of a layer."""
     by_layer = [
-        (loads[:, layer] / one.replicas)[:, one.logical]
-        .reshape(len(loads), one.gpus, -1)
-        .sum(axis=2)
-        .max(axis=1)
+        heaviest_by_step(loads[:, layer], one.logical, one.gpus)
         for layer, one in enumerate(placements)
     ]
     return np.stack(by_layer, axis=1)

@@ -303,8 +303,11 @@ def _eplb(load: Loads, replicas: int, gpus: int) -> Table:
 
 
 def _shared(load: Loads, logical: Table) -> Loads:
-    """Return the load of each physical expert; replicas share that of their expert."""
-    return (load / np.bincount(logical, minlength=len(load)))[logical]
+    """Return the load of each physical expert; replicas share that of their expert.
+
+    The last axis of `load` is the logical expert.
+    """
+    return (load / np.bincount(logical, minlength=load.shape[-1]))[..., logical]
 
 
 def _by_slot(logical: Table, placed: tuple[Table, Table], gpus: int) -> Table:
@@ -406,7 +409,13 @@ def _nodes_of_groups(load: Loads, nodes: int) -> Table:
 
 def heaviest(load: Loads, logical: Table, gpus: int) -> float:
     """Return the load of the heaviest GPU, if replicas share the load of their expert."""
-    return float(_shared(load, logical).reshape(gpus, -1).sum(axis=1).max())
+    return float(heaviest_by_step(load[None], logical, gpus)[0])
+
+
+def heaviest_by_step(loads: Loads, logical: Table, gpus: int) -> Loads:
+    """Return `heaviest` of the loads of several steps, shape (steps, experts)."""
+    own = _shared(loads, logical).reshape(len(loads), gpus, -1)
+    return np.asarray(own.sum(axis=2).max(axis=1))
 
 
 def least_load(load: Loads, replicas: int, gpus: int) -> float:

@@ -91,7 +91,7 @@ def _counts(events: Events, steps: Iterations, *calls: Ints) -> tuple[Ints, ...]
 
 
 def _graph_launches(events: Events) -> tuple[Ints, Ints]:
-    """Return the launches of graphs, and those of which no work is recorded."""
+    """Return the launches of graphs, and the launches whose work is not recorded."""
     rows = _named(events, GRAPH_LAUNCH)
     work = events.rows("kernel", "memcpy", "memset")
     is_absent = ~np.isin(rows, events.launch_of(work))

@@ -3,7 +3,7 @@
 The file is the JSON document of that command; the rows of its `calibration` have the constants.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,10 @@ class FittedCosts:
             return own
         others = ", ".join(sorted({key[1] for key in self.costs}))
         raise ConfigError(f"{self.path}: no constants for {name}; it has those of {others}")
+
+    def note(self, families: Iterable[str]) -> str:
+        """Return the note on a result whose exchanges by these families have the constants."""
+        return f"exchange of experts by {', '.join(families)}: constants of {self.path}"
 
 
 def read_fitted(path: Path) -> FittedCosts:

@@ -594,8 +594,12 @@ def _full_stages(model: Model, parts: int) -> tuple[str, ...]:
 def _even_units(model: Model, parts: int) -> tuple[str, ...]:
     """Return as equally many units of each virtual stage as possible."""
     units = "E" + "t" * model.layers + "m" * model.mtp_layers + "L"
-    cuts = [len(units) * place // parts for place in range(parts + 1)]
-    return tuple(units[start:end] for start, end in pairwise(cuts))
+    return tuple(units[start:end] for start, end in pairwise(_even_cuts(len(units), parts)))
+
+
+def _even_cuts(count: int, parts: int) -> list[int]:
+    """Return the edges of parts that have as equally many units as possible."""
+    return [count * place // parts for place in range(parts + 1)]
 
 
 def _slowest_rank(model: Model, pp: int, stages: tuple[str, ...]) -> float:
@@ -631,8 +635,7 @@ def has_even_layout(plan: Plan) -> bool:
 def _even_layers(layers: int, parts: int) -> list[int]:
     """Return the number of layers of each virtual stage by `_even_units`."""
     # The first unit is the embedding, and the last one the loss.
-    ends = [(layers + 2) * place // parts - 1 for place in range(1, parts)]
-    cuts = [0, *(min(max(end, 0), layers) for end in ends), layers]
+    cuts = [min(max(cut - 1, 0), layers) for cut in _even_cuts(layers + 2, parts)]
     return [stop - start for start, stop in pairwise(cuts)]
 
 

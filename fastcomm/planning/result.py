@@ -79,7 +79,7 @@ def _fitted_note(plan: Plan) -> str:
     family, scope = exchange_kernels(plan)
     is_fitted = any((family, plan.gpu, scope, phase) in fitted.costs for phase in PHASES)
     if is_fitted and plan.ep > 1:
-        return f"exchange of experts by {family}: constants of {fitted.path}"
+        return fitted.note([family])
     reason = f"none are of {family} {scope} NVLink domains"
     if plan.ep <= 1:
         reason = "ranks exchange no tokens"

@@ -243,8 +243,7 @@ def _fitted_note(job: Plan) -> str:
     """Return which plans have constants of their exchange of experts that were fitted."""
     if (fitted := job.exchange_costs) is None:
         return ""
-    families = ", ".join(fitted.families(job.gpu))
-    return f"exchange of experts by {families}: constants of {fitted.path}"
+    return fitted.note(fitted.families(job.gpu))
 
 
 def _fixed(options: PlanOptions) -> dict[str, str]:

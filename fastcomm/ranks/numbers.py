@@ -146,8 +146,7 @@ def _verdict(calls: NumberedCalls, instance: Ints, reference: Ints, own: Ints) -
 
 def _count_anew(items: Items, own: Items) -> bool:
     """Return whether both ranks may number steps from the start of their recordings."""
-    firsts = (int(steps.min()) for steps in (one[one != NULL] for one in (items[2], own[2])))
-    return all(first <= 1 for first in firsts)
+    return all(steps[steps != NULL].min() <= 1 for steps in (items.step, own.step))
 
 
 def _verdict_by_ends(items: Items, own: Items, place: Ints, *, differs: bool) -> str:
@@ -170,10 +169,9 @@ def _verdict_by_moves(items: Items, own: Items, place: Ints, here: "_Fit") -> st
     if clocks fit better few places away, and ends agree clearly better, or steps do, and ends
     not worse. They are unclear if steps alone fit better, or, without steps, clocks are equal.
     """
-    verdict = "right"
+    verdict, placed = "right", np.flatnonzero(place != NONE)
     for by in _moves(items, own, place):
-        rows = np.flatnonzero(place != NONE)
-        rows = rows[(place[rows] + by >= 0) & (place[rows] + by < len(items.code))]
+        rows = placed[(place[placed] + by >= 0) & (place[placed] + by < len(items.code))]
         other = np.full_like(place, NONE)
         other[rows] = place[rows] + by
         if len(rows) < _LEAST or (items.code[other[rows]] != own.code[rows]).any():

@@ -178,8 +178,10 @@ class ProfiledWindow:
             except TraceFileError as error:
                 skipped.append(SkippedRank(rank=rank, path=str(path), error=str(error)))
         reading, options = reading or ReadOptions(), options or MetricsOptions()
-        for rank in sorted(self.traced.keys() - self.measured.keys() - self.failed.keys()):
-            path = self.traced[rank]
+        others = self.measured.keys() | self.failed.keys()
+        for rank, path in sorted(self.traced.items()):
+            if rank in others:
+                continue
             try:
                 parts += filter(None, [self.measure(path, reading, options)])
             except FastcommError as error:

@@ -269,9 +269,9 @@ def _merged_by_marks(events: Events, lanes: pa.Table) -> str | None:
     """
     marks = events.rows_named(lambda name: _STEP.match(name) is not None, "annotation")
     process = lanes["process"].combine_chunks().dictionary_encode().indices.to_numpy()
-    columns = process[events.lane[marks]], events.name[marks]
-    marks = marks[np.lexsort((events.start[marks], *columns))]
     process, name = process[events.lane[marks]], events.name[marks]
+    order = np.lexsort((events.start[marks], process, name))
+    marks, process, name = marks[order], process[order], name[order]
     is_open = (process[1:] == process[:-1]) & (name[1:] == name[:-1])
     is_open &= events.start[marks[1:]] < events.stop[marks[:-1]]
     count = int(np.count_nonzero(is_open))
