@@ -20,7 +20,7 @@ from fastcomm.models import Model, load
 from fastcomm.option_fields import literals
 from fastcomm.planning import launch
 from fastcomm.planning.constants import Constants
-from fastcomm.planning.job import GRADIENTS, GRAPHS, Plan, stage_units
+from fastcomm.planning.job import GRADIENTS, GRAPHS, Plan, has_even_layout, stage_units
 from fastcomm.planning.options import PlanOptions
 from fastcomm.planning.price import head_time, layer_times, price_plan
 from fastcomm.planning.search import bottleneck, candidates, rank, search_plans
@@ -825,3 +825,18 @@ def test_stages_that_no_count_of_layers_fills_are_laid_out(pp, vp, mtp):
     layers = {stage.count("t") for stage in stages[:-1]}
     assert max(sizes) - min(sizes) <= 1 or layers == {-(-61 // (pp * vp))}
     assert "--num-virtual-stages-per-pipeline-rank" not in text
+
+
+@pytest.mark.parametrize("mtp_layers", [0, 1])
+@pytest.mark.parametrize("layers", [1, 5, 23, 32, 61])
+def test_a_layout_is_even_if_its_units_are(layers, mtp_layers):
+    model = replace(SMALL.model, layers=layers, mtp_layers=mtp_layers)
+    units = "E" + "l" * (layers + mtp_layers) + "L"
+    for pp, vp in itertools.product((1, 2, 3, 4, 8), (1, 2, 4, 5)):
+        parts = pp * vp
+        ends = [len(units) * part // parts for part in range(parts + 1)]
+        counts = [units[ends[k] : ends[k + 1]].count("l") for k in range(parts)]
+        of_rank = [sum(counts[rank::pp]) for rank in range(pp)]
+        is_even = max(of_rank) * pp < layers + mtp_layers + pp
+        is_even &= max(counts) * parts <= 1.1 * (layers + mtp_layers)
+        assert has_even_layout(replace(SMALL, model=model, pp=pp, vp=vp)) == is_even
