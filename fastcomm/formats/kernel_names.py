@@ -16,7 +16,6 @@ from fastcomm.formats.kernel_libraries import (
     COMMUNICATION,
     COMPUTE_SCOPES,
     LIBRARIES,
-    LOCAL,
     OTHER_LIBRARY,
     Library,
     operation_of,
@@ -36,6 +35,8 @@ _EXCEPTED = tuple(
     for scope in library.scopes
     if scope.partition("::")[0] in COMPUTE_SCOPES
 )
+# Namespaces of what c10d launches besides its collectives: sums, casts, sorted indices.
+_BESIDE = frozenset({"at", "at_cuda_detail", "cub", "hipcub", "rocprim", "thrust"})
 # Generated names count up or have a hash; no library is told from another by long numbers.
 _LONG_NUMBER = re.compile(r"[0-9]{4,}")
 
@@ -75,15 +76,18 @@ def _recognized(name: str) -> Named | None:
     return Named(library=library.name, op=op, tag=library.tag, fused=is_fused)
 
 
-def is_local(name: str) -> bool:
-    """Whether a name says that a kernel touches one device alone; unknown names do not."""
+def is_helper(name: str) -> bool:
+    """Whether a name is of a helper on one device; names of no library with helpers are not.
+
+    A collective's call launches such helpers besides, and they carry its metadata.
+    """
     symbol = parse(name)
-    if _INDUCTOR.match(name) or not symbol.function:
-        return True
-    text = spaced(symbol.function)
-    library, op = _attribute(symbol, text)
-    is_known = library in LIBRARIES or not LOCAL.isdisjoint(text.split())
-    return _is_compute(symbol) or (op == ALONE and is_known)
+    if not symbol.function:
+        return False
+    if not _BESIDE.isdisjoint(symbol.scopes[:1]):
+        return _is_compute(symbol)
+    library, op = _attribute(symbol, spaced(symbol.function))
+    return library in LIBRARIES and op == ALONE
 
 
 def _is_compute(symbol: Symbol) -> bool:

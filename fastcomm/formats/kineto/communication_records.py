@@ -274,16 +274,15 @@ def _with_described(
 ) -> tuple[Ints, Ints, tuple[Named, ...]]:
     """Add kernels of unknown names whose metadata says that they are collectives.
 
-    Kernels that a call launches besides have its metadata, too: those that touch one device
-    alone are left out.
+    Helpers that a call launches besides have its metadata, too: they are left out.
     """
     kernels = events.rows("kernel")
     kernels = kernels[events.places(kernels) != NONE]
     kernels = kernels[~np.isin(kernels, rows)]
     described = np.any([_names_operation(events, kernels, key) for key in _OPERATIONS], axis=0)
     kernels = kernels[described]
-    is_local = events.by_text(events.name[kernels], kernel_names.is_local)
-    kernels = kernels[is_local != 1]
+    is_helper = events.by_text(events.name[kernels], kernel_names.is_helper)
+    kernels = kernels[is_helper != 1]
     if not len(kernels):
         return rows, name, names
     unknown = Named(library=OTHER_LIBRARY, op="OTHER")

@@ -121,6 +121,36 @@ def test_host_calls_describe_kernels_without_metadata(tmp_path):
     assert (row["msg_bytes"], row["payload_bytes"], row["bus_bytes"]) == (20, 80, 60)
 
 
+def described(name):
+    """A kernel of any name with the metadata of an all-reduce, launched by its call."""
+    return k.kernel(name, 40, 5, **{"Collective name": "allreduce", "Group size": 4})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mine", "<>", "gemm", "cast_and_send", "fused_gemm_allreduce", "init_and_reduce"),
+        *("triton_poi_fused_add_0", "void cutlass::Kernel2<gemm_rs>(x)", "nvjet_hsh_128x256"),
+    ],
+)
+def test_metadata_makes_a_kernel_communication_whatever_its_name(tmp_path, name):
+    (row,) = comm(read(tmp_path, [described(name)]))
+    assert row["op"] == "AllReduce"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void c10d::checkForNaN<c10::BFloat16>(c10::BFloat16*, unsigned long)",
+        "void (anonymous namespace)::oneRankReduce<FuncPreMulSum<float> >(void*)",
+        "void at::native::vectorized_elementwise_kernel<4, x>(int)",
+        "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<x>(y)",
+    ],
+)
+def test_helpers_that_a_call_launches_besides_are_compute(tmp_path, name):
+    assert comm(read(tmp_path, [described(name)])) == []
+
+
 def by_external_id(folder, call_us):
     """A collective whose call, of so many us, is on another thread than its launch."""
     call = {
