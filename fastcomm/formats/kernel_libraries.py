@@ -20,14 +20,15 @@ _SPELLINGS = {
     "allreduce": r"all ?reduce[0-9]*",
     "allgather": r"all ?gath[ea]r(?: ?v)?[0-9]*",
     "reducescatter": r"reduce ?scatter(?: ?v)?[0-9]*",
-    "alltoall": r"all ?(?:to|2) ?all(?: ?vc?)?[0-9]*|a2av?",
+    "alltoall": r"all ?(?:to|2) ?all(?:mem| ?vc?)?[0-9]*|a2av?",
     "sendrecv": r"send ?recv",
     "oneshot": r"one ?shot",
     "twoshot": r"two ?shot",
     "intranode": r"intra ?node",
     "internode": r"inter ?node",
     "localrank": r"local ?rank",
-    "broadcast": r"b ?cast",
+    "broadcast": r"b ?cast|broadcastmem",
+    "fcollect": r"fcollectmem",
     "matmul": r"mat mul",
     "zerocopy": r"zero ?copy",
 }
@@ -133,10 +134,14 @@ def _reduces_or_scatters(symbol: Symbol) -> str:
 
 
 def _sends_or_receives(symbol: Symbol) -> str:
-    """Return the operation of a kernel of pplx: the flags DO_SEND and DO_RECV are neighbors."""
-    flags = symbol.flags()
-    has_both = any(None not in pair for pair in pairwise(flags))
-    return "AllToAll" if has_both and symbol.scopes in ((), ("pplx",)) else ALONE
+    """Return the operation of a kernel of pplx: the flags DO_SEND and DO_RECV are neighbors.
+
+    Its namespace tells as much, whatever the template arguments are.
+    """
+    if symbol.scopes == ("pplx",):
+        return "AllToAll"
+    has_both = any(None not in pair for pair in pairwise(symbol.flags()))
+    return "AllToAll" if has_both and not symbol.scopes else ALONE
 
 
 def _named_by_scope(symbol: Symbol) -> str:
@@ -178,7 +183,7 @@ LIBRARIES = (
     # Relatives of NCCL, whose kernels are called like its own
     Library(
         name="other CCL",
-        prefixes=("mccl", "cncl", "bkcl", "eccl", "vccl", "topsccl", "flagcx"),
+        prefixes=("ncclx", "mccl", "cncl", "bkcl", "eccl", "vccl", "topsccl", "flagcx"),
         local=word_set("prepare reset checksum"),
         operations=COMMUNICATION,
         default="OTHER",

@@ -24,7 +24,7 @@ from fastcomm.formats.symbols import Symbol
 # Words of namespaces in which functions communicate.
 _COMMUNICATING = word_set(
     "comm comms communication collective collectives distributed dist ep nccl rccl ccl xccl",
-    "hccl shmem symm symmetric nvls rdma ipc internode intranode p2p nvlink",
+    "hccl oneccl shmem symm symmetric nvls rdma ipc internode intranode p2p nvlink",
     *COLLECTIVE_NAMES,
 )
 # Words of functions that speak of other devices.

@@ -351,6 +351,12 @@ def test_long_numbers_of_generated_names_tell_nothing():
         ),
         ("void allspark::AllReduceRMSNormKernel<4>(X)", "AllReduce"),
         ("void fastertransformer::customAllReduceKernel<float, 8>(X)", "AllReduce"),
+        ("void pplx::combineKernel<512, 8>(int)", "AllToAll"),
+        ("oneccl::sycl::allreduce_scaleout_kernel<float>", "AllReduce"),
+        ("ncclxRmaPutKernel(int)", "SendRecv"),
+        ("nvshmemi_broadcastmem_on_stream_kernel", "Broadcast"),
+        ("alltoallmem_on_stream_kernel", "AllToAll"),
+        ("fcollectmem_on_stream_kernel", "AllGather"),
     ],
 )
 def test_kernels_of_neighbors_are_recognized_by_their_words(name, op):
