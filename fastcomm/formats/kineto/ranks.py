@@ -319,9 +319,7 @@ _NO_WORK = "it has no work of a device"
 
 def _not_read(paths: Iterable[Path], reason: str) -> tuple[str, ...]:
     """Return warnings about traces of processes that are no rank, such as a coordinator."""
-    return tuple(
-        f"{path}: not read: it names no rank of its own, and {reason}" for path in paths
-    )
+    return tuple(f"{path}: not read: it is of no rank, as {reason}" for path in paths)
 
 
 def _alone(path: Path, config: Config) -> RankSources:
@@ -408,12 +406,20 @@ def _by_rank(
 def _workers(paths: list[Path]) -> list[Path]:
     """Return the only file of a rank, without those of other processes named after it.
 
-    These state no rank, and have no work of a device.
+    These have no work of a device, and state no rank, or one of another world.
     """
     if len(paths) == 1:
         return paths
-    workers = [path for path in paths if peek(path).rank is not None or has_device_work(path)]
+    worlds = {_stated(path).world_size for path in paths}
+    is_stated = len(worlds) == 1
+    workers = [
+        path for path in paths if has_device_work(path) or (is_stated and _states_rank(path))
+    ]
     return workers if len(workers) == 1 else paths
+
+
+def _states_rank(path: Path) -> bool:
+    return _stated(path).rank is not None
 
 
 def _beyond(files: Mapping[int, Sequence[Path]]) -> list[int]:
@@ -468,14 +474,15 @@ def _no_rank(path: Path) -> TraceFileError:
     """Return the error of a file whose rank is unknown."""
     return TraceFileError(
         f"{path}: cannot determine the rank: no distributedInfo.rank around the events, and "
-        f"the name has none of {', '.join(NAME_PATTERNS)}. Name it rank3.json, for example"
+        f"the names of file and folder have none of {', '.join(NAME_PATTERNS)}. Name it "
+        "rank3.json, for example"
     )
 
 
 def _rank(path: Path) -> int | None:
-    """Return the rank that a file states around its events, else its name."""
-    rank = _stated(path).rank
-    return rank if rank is not None else rank_from_name(path.name)
+    """Return the rank that a file states around its events, else its name or its folder's."""
+    ranks = (_stated(path).rank, *map(rank_from_name, (path.name, path.parent.name)))
+    return next((rank for rank in ranks if rank is not None), None)
 
 
 def _stated(path: Path) -> Peek:

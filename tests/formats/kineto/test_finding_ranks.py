@@ -82,7 +82,7 @@ def test_with_all_ranks_there_a_trace_without_a_rank_is_no_rank(tmp_path, events
     run = open_run(tmp_path)
     assert (run.ranks, run.world_size) == ((0, 1), 2)
     (warning,) = run.warnings
-    assert "node_1.async_llm.17.pt.trace.json: not read: it names no rank of its own" in warning
+    assert "node_1.async_llm.17.pt.trace.json: not read: it is of no rank" in warning
     assert "every rank has another trace" in warning
 
 
@@ -116,7 +116,7 @@ def test_a_single_trace_beside_that_of_a_coordinator_is_rank_0(tmp_path):
     write_without(tmp_path / "host_3.4.pt.trace.json", HOST)
     run = open_run(tmp_path)
     assert [source.path.name for source in run.sources] == ["host_1.2.pt.trace.json"]
-    assert "host_3.4.pt.trace.json: not read: it names no rank of its own" in run.warnings[0]
+    assert "host_3.4.pt.trace.json: not read: it is of no rank" in run.warnings[0]
 
 
 @pytest.mark.parametrize("name", ["rank0_scheduler.json", "dataloader_worker_3.json"])
@@ -126,7 +126,32 @@ def test_a_coordinator_that_is_named_after_a_rank_is_no_rank(tmp_path, name):
     write_without(tmp_path / name, HOST)
     run = open_run(tmp_path)
     assert [source.path.name for source in run.sources] == ["rank0.json", "rank1.json"]
-    assert f"{name}: not read: it names no rank of its own" in run.warnings[0]
+    assert f"{name}: not read: it is of no rank" in run.warnings[0]
+
+
+def test_a_coordinator_that_states_a_job_of_its_own_is_no_rank(tmp_path):
+    for rank in range(2):
+        k.write(tmp_path / f"rank{rank}.json", WORK, rank=rank, world=2)
+    k.write(tmp_path / "host_17.pt.trace.json", HOST, rank=0, world=1)
+    run = open_run(tmp_path)
+    assert [source.path.name for source in run.sources] == ["rank0.json", "rank1.json"]
+    assert "host_17.pt.trace.json: not read: it is of no rank" in run.warnings[0]
+
+
+def test_two_files_that_state_a_rank_of_one_job_are_an_error(tmp_path):
+    for name, events in (("a", WORK), ("b", HOST)):
+        k.write(tmp_path / f"{name}.pt.trace.json", events, rank=0, world=2)
+    with pytest.raises(TraceFileError, match="two files of rank 0"):
+        open_run(tmp_path)
+
+
+def test_folders_name_ranks_where_their_files_do_not(tmp_path):
+    for rank in (1, 0):
+        (tmp_path / f"rank_{rank}").mkdir()
+        write_without(tmp_path / f"rank_{rank}" / "trace.json", WORK)
+    run = open_run(tmp_path)
+    assert [source.path.parent.name for source in run.sources] == ["rank_0", "rank_1"]
+    assert run.ranks == (0, 1)
 
 
 def test_a_rank_with_work_beyond_the_world_is_an_error(tmp_path):
