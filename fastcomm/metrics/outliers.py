@@ -22,6 +22,8 @@ MEASURES = {
     "exposed_ns": EXPOSED,
     "idle_ns": ("exact_idle_ns",),
 }
+# Measures by which ranks are judged, but that no heat map shows.
+JUDGED = MEASURES | {"copies_ns": ("exact_memcpy_ns",)}
 
 
 def lower_median(values: Floats) -> Floats:
@@ -71,7 +73,7 @@ class HeatArrays:
         ranks, row = np.unique(table["rank"].to_numpy(), return_inverse=True)
         numbers, column = np.unique(table["iteration"].to_numpy(), return_inverse=True)
         values = {}
-        for name, parts in MEASURES.items():
+        for name, parts in JUDGED.items():
             grid = np.full((len(ranks), len(numbers)), NULL, np.int64)
             grid[row, column] = _sum(table, parts)
             values[name] = grid
@@ -82,20 +84,20 @@ class HeatArrays:
         return Heat(
             ranks=tuple(self.ranks.tolist()),
             iterations=tuple(self.iterations.tolist()),
-            **{name: _rows(values) for name, values in self.values.items()},
+            **{name: _rows(self.values[name]) for name in MEASURES},
         )
 
     def mean_by_rank(self, name: str) -> NDArray[np.float64]:
         """Return the mean of a measure over each rank's known iterations in ns, or NaN.
 
-        `name` is a key of `MEASURES`.
+        `name` is a key of `JUDGED`.
         """
         return _known_mean(self.values[name], axis=1)
 
     def common(self, name: str) -> "HeatArrays":
         """Return the iterations in which a measure of all ranks is known.
 
-        `name` is a key of `MEASURES`.
+        `name` is a key of `JUDGED`.
         """
         is_common = (self.values[name] != NULL).all(axis=0)
         values = {key: column[:, is_common] for key, column in self.values.items()}
@@ -107,7 +109,7 @@ class HeatArrays:
         Parameters
         ----------
         name
-            Key of `MEASURES`.
+            Key of `JUDGED`.
         rows
             Indices into `ranks`.
 
@@ -118,7 +120,7 @@ class HeatArrays:
     def median_by_iteration(self, name: str) -> NDArray[np.float64]:
         """Return the median of a measure over all ranks, in ns per iteration; NaN if unknown.
 
-        `name` is a key of `MEASURES`.
+        `name` is a key of `JUDGED`.
         """
         return self.middle(name, np.arange(len(self.ranks)))
 
@@ -132,7 +134,7 @@ class HeatArrays:
 def table(grid: HeatArrays) -> pa.Table:
     """Return a row per rank and iteration with known time.
 
-    The columns are `rank`, `iteration`, and each measure of the grid in ns; null if unknown.
+    The columns are `rank`, `iteration`, and each of `MEASURES` in ns; null if unknown.
     """
     shape = (len(grid.ranks), len(grid.iterations))
     is_timed = (grid.values["time_ns"] != NULL).reshape(-1)
@@ -140,8 +142,8 @@ def table(grid: HeatArrays) -> pa.Table:
         "rank": np.repeat(grid.ranks, shape[1])[is_timed],
         "iteration": np.tile(grid.iterations, shape[0])[is_timed],
     }
-    for name, values in grid.values.items():
-        present = values.reshape(-1)[is_timed]
+    for name in MEASURES:
+        present = grid.values[name].reshape(-1)[is_timed]
         columns[name] = pa.array(present, mask=present == NULL)
     return pa.table(columns)
 

@@ -20,7 +20,7 @@ ONE, TWO, THREE = GROUPS
 
 def iterations(ranks):
     """Two iterations of each rank; what is not asked for is 0."""
-    names = sorted({name for parts in outliers.MEASURES.values() for name in parts})
+    names = sorted({name for parts in outliers.JUDGED.values() for name in parts})
     names += [f"idle_{cause}_ns" for cause in CAUSES]
     table = {
         "rank": np.repeat(np.array(ranks, np.int64), STEPS),

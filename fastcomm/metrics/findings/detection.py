@@ -9,6 +9,7 @@ from fastcomm.metrics.findings import (
     hot_experts,
     idle,
     late_hosts,
+    long_copies,
     pauses,
     stages,
     stragglers,
@@ -48,15 +49,17 @@ def causes(
 
 
 def own_work(measured: Measurements) -> list[Finding]:
-    """Return findings on stragglers, hot experts, late hosts and imbalanced stages."""
+    """Return findings on stragglers, hot experts, late hosts, copies and imbalanced stages."""
     # Idle time needs a larger difference, as it varies with waits between collectives.
     longer = awaited(measured, "compute_ns", LEAST_FINDING, stragglers.WORK)
     compute = [hot_experts.explained(measured, suspect) for suspect in longer]
     longer_idle = awaited(measured, "idle_ns", LEAST_SHARE, late_hosts.WORK)
+    longer_copies = awaited(measured, "copies_ns", LEAST_SHARE, long_copies.WORK)
     caused = measured.common_wait_caused
     suspects = [
         *joined_ties(compute, caused),
         *joined_ties(longer_idle, caused),
+        *joined_ties(longer_copies, caused),
         *stages.suspects(measured),
     ]
     findings = []

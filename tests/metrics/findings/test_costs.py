@@ -26,6 +26,7 @@ def known_of(excess, stage=None, received=None, idle=None, steps=2, caused=None,
     values = {
         "compute_ns": compute,
         "idle_ns": idles,
+        "copies_ns": 0 * compute,
         "time_ns": 0 * compute + 100 * MS,
     }
     excess = excess | (idle or {})
