@@ -344,6 +344,7 @@ _RANK_TIMES = {
     "iteration": ("time", "metrics.iteration.by_rank.mean_ns"),
     "compute": ("compute", "metrics.breakdown.exact.compute"),
     "exposed": ("exposed", "pages.exposed"),
+    "copies": ("memcpy", "metrics.breakdown.exact.memcpy"),
     "idle": ("idle", "metrics.breakdown.exact.idle"),
 }
 

@@ -28,7 +28,7 @@ from click.testing import CliRunner
 from fastcomm.cli.main import main
 from fastcomm.errors import inert, shell_quoted
 from fastcomm.formats.opening import open_run
-from fastcomm.metrics import missing_data, waits_page
+from fastcomm.metrics import missing_data, tables, waits_page
 from fastcomm.metrics import page as metrics_page
 from fastcomm.metrics.computation import compute
 from fastcomm.metrics.partial import Partial, merge
@@ -227,6 +227,17 @@ def test_the_page_of_thousands_of_ranks_is_small(parts):
     steps = json.loads(next(tree.all("script", id="spec-quantiles")).text)
     assert len(steps) == 101
     assert int(steps[-1][0].removeprefix("rank ")) in SLOW
+
+
+def test_the_parts_of_a_rank_add_up_to_its_step(found):
+    table = tables.ranks(found.rank_means, "unknown")
+    times = {column.label: column for column in table.columns if column.unit == "ns"}
+    step = times.pop("iteration")
+    assert [*times] == ["compute", "exposed", "copies", "idle"]
+    for row in table.rows:
+        assert times["copies"].cell(row).value > 0
+        parts = sum(column.cell(row).value for column in times.values())
+        assert parts == pytest.approx(step.cell(row).value)
 
 
 def test_every_key_of_a_page_has_a_definition(page):
