@@ -4,12 +4,12 @@ A batch counts sequences, sizes of parallelism count ranks.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from fastcomm.checks import RANKS, invalid, invalid_value, option_name
 from fastcomm.errors import ConfigError
@@ -68,6 +68,7 @@ _DIVIDED = {
 }
 _UNDIVIDED = (False, False, False)
 YEAR = 2026.5  # of a stack, if none is given
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -611,13 +612,12 @@ def _slowest_rank(model: Model, pp: int, stages: tuple[str, ...]) -> float:
     head = model.embedding / layer
     weights = {"E": 0.0, "t": 1.0, "m": 1.0, "L": head * (1 + model.mtp_layers)}
     loads = [sum(weights[unit] for unit in units) for units in stages]
-    return max(sum(loads[rank::pp]) for rank in range(pp))
+    return max(_sums_of_ranks(loads, pp))
 
 
-def _layers_of_ranks(stages: tuple[str, ...], pp: int) -> list[int]:
-    """Return the number of layers of each rank, by the units of its virtual stages."""
-    counts = [units.count("t") + units.count("m") for units in stages]
-    return [sum(counts[rank::pp]) for rank in range(pp)]
+def _sums_of_ranks(values: Sequence[_Number], pp: int) -> list[_Number]:
+    """Return the sum of each rank over its virtual stages, whose values are in order."""
+    return [sum(values[rank::pp]) for rank in range(pp)]
 
 
 def has_even_layout(plan: Plan) -> bool:
@@ -628,7 +628,7 @@ def has_even_layout(plan: Plan) -> bool:
     """
     layers, parts = plan.model.layers + plan.model.mtp_layers, plan.pp * plan.vp
     counts = _even_layers(layers, parts)
-    most = max(sum(counts[rank :: plan.pp]) for rank in range(plan.pp))
+    most = max(_sums_of_ranks(counts, plan.pp))
     return most <= -(-layers // plan.pp) and max(counts) <= _UNEVEN * layers / parts
 
 
@@ -647,7 +647,8 @@ def _rank_layers(model: Model, pp: int, vp: int, *, has_layouts: bool) -> tuple[
     if pp > 1 and has_layouts and split_of(model, pp, vp) == "units":
         stages = stage_units(model, pp, vp)
         if stages == _full_stages(model, pp * vp):
-            *others, last = _layers_of_ranks(stages, pp)
+            counts = [units.count("t") + units.count("m") for units in stages]
+            *others, last = _sums_of_ranks(counts, pp)
             return max(others), last
     return most, max(0, count - (pp - 1) * most)
 
