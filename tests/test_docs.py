@@ -179,6 +179,11 @@ def test_the_pages_of_tags_and_traces_list_every_order_and_name():
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
+def test_no_merge_is_half_done(page):
+    assert not re.search(r"^(?:<{7}|={7}|>{7})(?: |$)", page.read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 def test_links_lead_to_files_and_commands_exist(page):
     text = page.read_text("utf-8")
     for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
