@@ -1,16 +1,19 @@
 """A Dask cluster of real processes that tests can kill, and ranks that kill workers."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import sleep
 
 from builders.places import TESTS
+from builders.processes import is_alive
 
 from fastcomm.errors import TraceFileError
 from fastcomm.executors.executor import Task, both
@@ -26,57 +29,84 @@ SETTINGS = {
 }
 
 
+# Imports Dask and what workers read traces with once, and forks schedulers and workers.
+_FORKS = """
+import json, os, signal, sys
+from distributed.cli import dask_scheduler, dask_worker
+from fastcomm.executors import dask
+from fastcomm.formats import opening
+from fastcomm.metrics import computation
+programs = {"scheduler": dask_scheduler.main, "worker": dask_worker.main}
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a fork
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        break
+    print(child, flush=True)
+else:
+    sys.exit()
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+for file in range(3):
+    os.dup2(os.open(os.devnull, os.O_RDWR), file)
+what, *words = json.loads(line)
+programs[what](words)
+"""
+
+
 class Cluster:
     """A scheduler, and workers without a nanny: what is killed stays dead."""
 
     def __init__(self, folder):
         self.folder = folder
         self.file = folder / "scheduler.json"
-        self.processes = {}
+        self.pids = {}
+        self.forks = self.python("-c", _FORKS, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.start("scheduler", "--port", "0", "--host", "127.0.0.1")
 
     @property
     def address(self):
         return f"file:{self.file}"
 
-    def start(self, what, *words, environment=None, name=None):
-        command = [
-            sys.executable,
-            "-m",
-            f"distributed.cli.dask_{what}",
-            *words,
-            "--no-dashboard",
-        ]
+    def python(self, *words, environment=None, **streams):
+        """Start a process of Python with the settings of the cluster."""
         path = os.pathsep.join([*sys.path, str(TESTS)])
-        self.processes[name or what] = subprocess.Popen(
-            [*command, "--scheduler-file", str(self.file)],
+        return subprocess.Popen(
+            [sys.executable, *words],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": path, **SETTINGS, **(environment or {})},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            text=True,
+            **streams,
         )
 
-    def worker(self, name, *words, **how):
+    def start(self, what, *words, name=None):
+        call = [what, *words, "--no-dashboard", "--scheduler-file", str(self.file)]
+        print(json.dumps(call), file=self.forks.stdin, flush=True)
+        self.pids[name or what] = int(self.forks.stdout.readline())
+
+    def worker(self, name, *words):
         words = words or ("--no-nanny",)
         common = ["--nthreads", "1", "--local-directory", str(self.folder)]
-        self.start("worker", *words, *common, name=name, **how)
+        self.start("worker", *words, *common, name=name)
 
     def nanny(self, name, *words):
         """Start a worker with a nanny that starts it again when it was killed."""
         self.worker(name, "--nanny", "--memory-limit", "450MB", *words)
 
     def kill(self, name):
-        process = self.processes.pop(name)
-        process.kill()
-        process.wait()
+        pid = self.pids.pop(name)
+        with suppress(ProcessLookupError):  # killed itself
+            os.kill(pid, signal.SIGKILL)
+        while is_alive(pid):
+            sleep(0.01)
 
     def kill_once(self, name):
-        if name in self.processes:
+        if name in self.pids:
             self.kill(name)
 
     def close(self):
-        for name in list(self.processes):
+        for name in list(self.pids):
             self.kill(name)
+        self.forks.communicate()
 
 
 def wait_for_nanny(client):

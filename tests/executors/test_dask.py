@@ -223,14 +223,20 @@ def test_another_fastcomm_on_a_worker_is_an_error(cluster, tmp_path):
         ClusterError, match=r"a worker runs fastcomm .*, but the caller's code is"
     )
     with dask.connected(cluster.address, wait_s=30) as engine, late:
-        cluster.worker("strange", environment={"PYTHONPATH": path})
+        strange = cluster.python(
+            *("-m", "distributed.cli.dask_worker", "--no-nanny", "--no-dashboard"),
+            *("--nthreads", "1", "--scheduler-file", str(cluster.file)),
+            environment={"PYTHONPATH": path},
+            stderr=subprocess.DEVNULL,
+        )
         engine.gather(c.going_on(c.run_of(c.fine)), c.COUNT)
     at_once = pytest.raises(
         ClusterError, match=r"tcp://.*: fastcomm .*, but this process runs .* install"
     )
     with at_once, dask.connected(cluster.address):
         pass
-    cluster.kill("strange")
+    strange.kill()
+    strange.wait()
 
 
 _INTERRUPTED = """
