@@ -53,8 +53,8 @@ demo: .venv/.runtime ## Write a made-up run of 8 ranks into ./demo, measure it, 
 	@echo 'the page of the run, for a browser: demo/report.html'
 
 test: .venv/.dev ## Run every check: style, types, floors, docs, tests, coverage
-	$(MAKE) ABREAST=1 --jobs=2 kernels lint docs modules
-	$(MAKE) unit coverage
+	$(MAKE) ABREAST=1 --jobs=2 kernels lint docs modules coverage
+	$(MAKE) unit
 
 lint: .venv/.dev ## Check style, types, spelling and which package imports which
 	$(BIN)/ruff check .

@@ -54,7 +54,7 @@ def pytest_collection_finish():
     """Let the garbage collector look less often at what stays: thousands of tests do."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
+    gc.set_threshold(100_000, 20, 50)
 
 
 @pytest.hookimpl(wrapper=True)

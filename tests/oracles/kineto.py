@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -102,6 +103,7 @@ def rank_of(info, name):
 # ------------------------------------------------- which events communicate
 
 
+@cache
 def table_row(name):
     """Operation and tag by the table of 3.4 for a kernel's name; None: it is compute."""
     for pattern in NCCL_NAMES:

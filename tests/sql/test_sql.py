@@ -529,15 +529,20 @@ def test_the_history_is_never_in_the_working_directory(tmp_path, monkeypatch):
     assert prompt.history_file() is None or Path("/") == Path.home()
 
 
-@given(st.text(max_size=60))
-def test_any_text_is_answered_or_an_error_of_one_line(text):
+@pytest.fixture(scope="module")
+def empty():
     with RunDatabase(RunTables(EMPTY), SqlOptions(timeout="2s")) as database:
-        said = "sql: "
-        try:
-            for statement in database.statements(text):
-                database.query(statement)
-        except FastcommError as error:
-            said = str(error)
+        yield database
+
+
+@given(text=st.text(max_size=60))
+def test_any_text_is_answered_or_an_error_of_one_line(empty, text):
+    said = "sql: "
+    try:
+        for statement in empty.statements(text):
+            empty.query(statement)
+    except FastcommError as error:
+        said = str(error)
     assert said.startswith("sql: ")
     assert len(said.splitlines()) == 1
 
@@ -550,9 +555,9 @@ WORDS = (
 )  # fmt: skip
 
 
-@given(st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join))
-def test_any_words_of_sql_are_answered_or_an_error_of_one_line(text):
-    test_any_text_is_answered_or_an_error_of_one_line.hypothesis.inner_test(text)
+@given(text=st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join))
+def test_any_words_of_sql_are_answered_or_an_error_of_one_line(empty, text):
+    test_any_text_is_answered_or_an_error_of_one_line.hypothesis.inner_test(empty, text)
 
 
 EMPTY = fastcomm.executors.executor.OpenedRun.of(
