@@ -51,22 +51,45 @@ def test_answers_on_recorded_hangs_are_small():
         assert totals["hangs"] == ("yes" if truth["hang"] else "no")
 
 
-def test_answers_on_512_ranks_are_small_and_tables_have_pages(tmp_path):
-    job = Job(ranks=512, tp=8, dp=64, layers=1, micro_batches=1, steps=2, straggler=77)
-    write(job, tmp_path / "run")
-    write_dumps(tmp_path / "dumps", 512, absent=77)
-    (tmp_path / "pages").mkdir()
-    session = session_of(tmp_path, out=tmp_path / "pages")
+def session_of_job(folder, ranks):
+    """A session that may read a run and dumps of many ranks, and write pages."""
+    job = Job(ranks=ranks, tp=8, dp=ranks // 8, layers=1, micro_batches=1, steps=2, straggler=9)
+    write(job, folder / "run")
+    write_dumps(folder / "dumps", ranks, absent=9)
+    (folder / "pages").mkdir()
+    return session_of(folder, out=folder / "pages")
+
+
+def sizes(folder, ranks):
+    """Tokens of the answer of every tool on many ranks."""
+    session = session_of_job(folder, ranks)
     special = {
         "list_runs": {},
         "compare": {"before": "run", "after": "run"},
         "hang": {"run": "dumps"},
         "plan": {"model": "llama3-70b", "gpus": 512, "global_batch": 1024},
     }
+    texts = {
+        tool: text_of(session, tool, **special.get(tool, {"run": "run"})) for tool in TOOLS
+    }
+    return {tool: max(tokens_of(text), len(text) / 4) for tool, text in texts.items()}
+
+
+def test_answers_grow_so_little_that_they_are_small_on_512_ranks(tmp_path):
+    few, many = sizes(tmp_path / "few", 32), sizes(tmp_path / "many", 64)
     for tool in TOOLS:
-        text = text_of(session, tool, **special.get(tool, {"run": "run"}))
-        assert tokens_of(text) <= 2000, tool
-        assert len(text) / 4 <= 2000, tool
+        per_rank = max(many[tool] - few[tool], 0) / (64 - 32)
+        assert many[tool] + (512 - 64) * per_rank <= 2000, tool
+
+
+@pytest.mark.soak
+def test_answers_on_512_ranks_are_small(tmp_path):
+    for tool, size in sizes(tmp_path, 512).items():
+        assert size <= 2000, tool
+
+
+def test_tables_of_many_ranks_have_pages(tmp_path):
+    session = session_of_job(tmp_path, 128)
     for table in (
         json.loads(text_of(session, "measure", run="run"))["further"][-1]
         .split(": ")[1]
@@ -77,15 +100,15 @@ def test_answers_on_512_ranks_are_small_and_tables_have_pages(tmp_path):
         assert tokens_of(text) <= 2000, name
         document = json.loads(text)
         assert document["shown"].startswith("rows 0 to"), name
-    page = json.loads(text_of(session, "measure", run="run", table="ranks", offset=500))
-    assert [row[0] for row in page["rows"]] == [*range(500, 510)]
+    page = json.loads(text_of(session, "measure", run="run", table="ranks", offset=100))
+    assert [row[0] for row in page["rows"]] == [*range(100, 110)]
     of_one = json.loads(text_of(session, "measure", run="run", table="ranks", ranks="77"))
     assert [row[0] for row in of_one["rows"]] == [77]
     beyond = text_of(session, "measure", run="run", table="ranks", offset=600)
-    assert json.loads(beyond)["shown"] == "no row: offset=600, and the table has 512"
-    larger = text_of(session, "measure", run="run", table="ranks", limit=300, max_tokens=10_000)
+    assert json.loads(beyond)["shown"] == "no row: offset=600, and the table has 128"
+    larger = text_of(session, "measure", run="run", table="ranks", limit=100, max_tokens=10_000)
     assert 2000 < tokens_of(larger) <= 10_000
-    assert json.loads(larger)["shown"].startswith("rows 0 to 299 of 512; next: offset=300")
+    assert json.loads(larger)["shown"].startswith("rows 0 to 99 of 128; next: offset=100")
 
 
 def test_tokens_are_at_least_as_many_as_a_tokenizer_of_a_model_counts():
