@@ -10,8 +10,8 @@ from fastcomm.synthetic.hangs.faults import planted
 
 
 def test_who_waits_for_the_culprit_comes_first_and_what_is_left_out_is_counted(tmp_path):
-    planned = planted("not_arrived", 1007, 256)
-    write_dumps(planned, tmp_path, DumpForm(), 1007)
+    planned = planted("not_arrived", 1022, 64)
+    write_dumps(planned, tmp_path, DumpForm(), 1022)
     hang = diagnose_hang(tmp_path)
     assert hang.culprits == planned.culprits
     (culprit,) = hang.culprits

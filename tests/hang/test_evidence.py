@@ -18,7 +18,7 @@ from builders.hang_files import (
     write_dumps,
 )
 
-from fastcomm.hang import ras
+from fastcomm.hang import ras, texts
 from fastcomm.hang.analysis import diagnose_hang
 
 WORLD = 32
@@ -203,9 +203,16 @@ def test_numbers_of_dates_and_processes_in_names_are_no_ranks(tmp_path):
     assert diagnose_hang(folder).world_size == 8
 
 
-def test_of_a_long_log_the_end_is_read(tmp_path):
+@pytest.fixture
+def shorter(monkeypatch):
+    """Read the last 64 KiB of a long file, not 4 MiB, and unpack less at once."""
+    monkeypatch.setattr(texts, "_LARGEST", 1 << 16)
+    monkeypatch.setattr(texts, "_BLOCK", 1 << 14)
+
+
+def test_of_a_long_log_the_end_is_read(tmp_path, shorter):
     folder = write_dumps(tmp_path / "job", 8, absent=5)
-    (folder / "job.log").write_text("a line of a step\n" * 500_000 + WATCHDOG)
+    (folder / "job.log").write_text("a line of a step\n" * 10_000 + WATCHDOG)
     text = evidence_of(folder)
     assert "rank 1 last enqueued #4" in text
     assert "job.log, about byte" in text
@@ -618,9 +625,9 @@ def test_whoever_may_be_among_ranks_without_names_is_not_known_to_have_launched_
     assert replace(own, unnamed=(("AllReduce", 1, 5),)).arrived(4) == set()
 
 
-def test_packed_logs_and_stacks_count_as_others(tmp_path):
+def test_packed_logs_and_stacks_count_as_others(tmp_path, shorter):
     folder = write_dumps(tmp_path / "job", 8, absent=5, without=[5], age=600)
-    text = b"a line of a step\n" * 400_000 + b"rank 5 was killed by signal 9\n"
+    text = b"a line of a step\n" * 10_000 + b"rank 5 was killed by signal 9\n"
     (folder / "launcher.log.gz").write_bytes(gzip.compress(text, 1))
     stack = f"Thread 0x00007f (most recent call first):\n{frame('load')}{MODULE}".encode()
     (folder / "stack_5.txt.gz").write_bytes(gzip.compress(stack))
