@@ -47,21 +47,23 @@ _JOB = (
 )
 # Has a low priority before the imports, which take most of a second. Where sessions share the
 # cores, it is that of the session, which users can set ten times a second on a host: it is
-# tried twice. The ranks of a host export at once: it lets them finish. On a host without a
-# free core it still gets a tenth of one; with the lowest priority, nothing.
+# tried twice. On a host without a free core it still gets a tenth of one; with the lowest
+# priority, nothing.
 _WRITER = """
-import contextlib, os, sys, time
+import contextlib, os, sys
 if sys.argv[1:] != ["nice"]:
     with contextlib.suppress(OSError):
         os.nice(10)
 with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as priority:
     priority.write("10")
-time.sleep(0.2)
 from fastcomm.torch.writer import main
 main()
 """
 # Lowers the priority before Python starts, which takes a twentieth of a second of a core.
 _LOWERED = '(echo 10 >/proc/self/autogroup) 2>/dev/null; exec nice -n 10 "$0" "$@" nice'
+# From an export to all other work on its trace. The ranks of a host export at once, and wait
+# for each other in the next step: on a busy host, the work of one would delay them all.
+_DELAY_S = 0.2
 _HANDOVER_S = 5.0  # at most, from an export to the process that writes it
 PARTIALS = ".partials"  # in the directory of a window; makes it one for all commands
 DONE = "fastcomm-done "  # before the errors of a recording, a line on the writer's stderr
@@ -112,6 +114,8 @@ class _Process:
         self.token = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.errors: set[str] = set()
         self.thread: threading.Thread | None = None
+        self.is_ending = threading.Event()  # nothing is delayed any more
+        self.is_failing = False  # an exception has ended the training
 
     def add(self, recording: RankRecording, end_s: float) -> None:
         """Have a recording written; the end of this process waits for it so many seconds."""
@@ -130,7 +134,7 @@ class _Process:
             self.changed.notify_all()
 
     def _send_all(self) -> None:
-        """Send each recording at once to the process that writes, which outlives this one."""
+        """Send each recording to the process that writes, which outlives this one."""
         writer: WriterProcess | None = None
         while True:
             recording = self.recordings.get()
@@ -141,6 +145,7 @@ class _Process:
                 continue
             try:
                 self.run = self.run or shared_run_name(recording.world_size)
+                self.is_ending.wait(_DELAY_S)
                 recording = _placed(replace(recording, run=self.run))
                 if writer is None or not writer.send(recording):
                     writer = WriterProcess(self)
@@ -162,20 +167,22 @@ class _Process:
         self.recordings.put(recording)
 
     def _exit(self, timeout_s: float) -> None:
-        """Wait at the end of the process; after an uncaught exception only for the handover.
+        """Wait at the end of the process; after an exception only for the handover.
 
-        Other ranks may never come, and who restarts the job waits for this process.
+        Other ranks may never come, and who restarts the job waits for this process. Which code
+        `sys.exit` was called with, nothing tells here.
         """
-        if getattr(sys, "last_value", None) is None:
+        if self.pid != os.getpid():
+            return
+        self.is_ending.set()
+        if getattr(sys, "last_value", None) is None and not self.is_failing:
             self.end(timeout_s)
-        elif self.pid == os.getpid():
+        else:
             with self.changed:
                 self.changed.wait_for(lambda: not self.unsent, min(timeout_s, _HANDOVER_S))
 
     def end(self, timeout_s: float) -> None:
         """Wait until all recordings are written, at most for some seconds."""
-        if self.pid != os.getpid():
-            return
         with self.changed:
             limit = min(timeout_s, threading.TIMEOUT_MAX)
             is_done = self.changed.wait_for(lambda: not self.unfinished, limit)
@@ -197,7 +204,7 @@ class _Process:
 _process = _Process()
 
 
-def _own_process() -> _Process:
+def own_process() -> _Process:
     """Return the state of this process: one that was forked has no thread of its parent."""
     global _process  # noqa: PLW0603 - one for all handlers of a process
     if _process.pid != os.getpid():
@@ -251,7 +258,7 @@ def trace_handler(
     local = place if scratch is None else os.path.abspath(os.fspath(scratch))  # noqa: PTH100
 
     def handle(prof: Any) -> None:
-        state = _own_process()
+        state = own_process()
         try:
             rank, world_size = ranks_of_job()
             step = int(getattr(prof, "step_num", 0))
@@ -270,7 +277,7 @@ def trace_handler(
                 host=_host(),
                 keep=keep,
                 report=report and rank == 0,
-                timeout_s=0.0 if _is_failing() else timeout_s,
+                timeout_s=0.0 if is_failure(sys.exc_info()[1]) else timeout_s,
                 pid=state.pid,
                 options=options,
             )
@@ -337,8 +344,10 @@ def _check_names_of_files(reading: "ReadOptions", measured: "MetricsOptions") ->
 
 def ranks_of_job() -> tuple[int, int]:
     """Return the rank of this process and the number of ranks, without asking other ranks."""
-    if (distributed := _distributed()) is not None:
-        return distributed.get_rank(), distributed.get_world_size()
+    # Of the group itself: functions of `torch.distributed` take a tenth of a millisecond.
+    world = getattr(getattr(sys.modules.get("torch.distributed"), "group", None), "WORLD", None)
+    if world is not None:
+        return world.rank(), world.size()
     environment = os.environ
     rank = environment.get("RANK", environment.get("SLURM_PROCID", "0"))
     size = environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS", "1"))
@@ -372,7 +381,7 @@ def shared_run_name(world_size: int) -> str:
 
 def _exported(prof: Any, folder: str, rank: int, step: int) -> tuple[str, str]:
     """Export the trace to a hidden file; return its path, or "" and why there is none."""
-    state = _own_process()
+    state = own_process()
     state.number += 1
     name = f".fastcomm-{_host()}-{state.token}-{state.number}.step-{step:06d}.rank{rank}.json"
     path = f"{folder}/{name}"
@@ -391,9 +400,8 @@ def _exported(prof: Any, folder: str, rank: int, step: int) -> tuple[str, str]:
     return path, ""
 
 
-def _is_failing() -> bool:
-    """Whether an exception ends the training, so that other ranks may never come this far."""
-    error = sys.exc_info()[1]
+def is_failure(error: BaseException | None) -> bool:
+    """Whether the training ends by an error, so that other ranks may never come this far."""
     return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastcomm.errors import ConfigError
-from fastcomm.torch.handler import trace_handler
+from fastcomm.torch.handler import is_failure, own_process, trace_handler
 from fastcomm_kernels import temporary
 
 _LOG = logging.getLogger("fastcomm")
@@ -69,13 +69,26 @@ def profiler(
         ) from error
     handler = trace_handler(directory, **{"report": True, **options})
     observer = _observer(torch.profiler.ExecutionTraceObserver) if execution_trace else None
-    return torch.profiler.profile(
+    return _profile(torch.profiler.profile)(
         schedule=_schedule(every, steps, first, torch.profiler.ProfilerAction),
         on_trace_ready=handler,
         record_shapes=record_shapes,
         with_stack=with_stack,
         execution_trace_observer=observer,
     )
+
+
+def _profile(kind: Any) -> Any:
+    """Return a kind of PyTorch's `profile` that notes whether an exception ends its block."""
+
+    class Profile(kind):  # type: ignore[misc]
+        """Notes it also outside of windows: at the end, nothing tells of `sys.exit(1)`."""
+
+        def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+            own_process().is_failing = is_failure(error)
+            super().__exit__(kind, error, traceback)
+
+    return Profile
 
 
 def _observer(kind: Any) -> Any:

@@ -11,6 +11,7 @@ import textwrap
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from builders.fake_profiler import FakeProfiler
@@ -416,12 +417,75 @@ def test_a_process_that_fails_waits_for_no_other_rank(traces, tmp_path, error):
         assert ProfiledWindow.of(folder).wait(1, 60)
 
 
+def test_a_job_that_ends_by_a_code_in_the_block_of_its_profiler_waits_for_no_other_rank(
+    traces, tmp_path
+):
+    body = f"""
+    from fastcomm.torch.schedule import _profile
+
+    class Kind:  # PyTorch's profiler, outside of a window
+        __enter__ = lambda self: None
+        __exit__ = lambda self, kind, error, traceback: None
+
+    os.environ["WORLD_SIZE"] = "2"
+    handle = fastcomm.torch.trace_handler({str(tmp_path)!r}, report=True)
+    with _profile(Kind)():
+        handle(FakeProfiler(Path(TRACE), 5))
+        sys.exit(3)
+    """
+    begun = time.monotonic()
+    done = program(traces, tmp_path, body, output=tmp_path.with_suffix(".txt"))
+    assert time.monotonic() - begun < 60  # and not the 120 s for rank 1
+    assert done.returncode == 3
+    (run,) = tmp_path.iterdir()
+    assert ProfiledWindow.of(run / "step-000005").wait(1, 60)
+
+
+def test_only_the_export_is_work_of_the_time_after_a_window(
+    traces, tmp_path, monkeypatch, processes
+):
+    monkeypatch.setattr(handler, "_DELAY_S", 600)
+    monkeypatch.setattr(handler, "_started", lambda: 1 / 0)
+    monkeypatch.setenv("RANK", "1")
+    fastcomm.torch.trace_handler(tmp_path)(FakeProfiler(traces[1], 13))
+    time.sleep(0.1)
+    (path,) = tmp_path.iterdir()  # the directory of a run comes later
+    assert compute_metrics(open_run(path)).ranks == (1,)  # if the rank is killed now
+    handler._process.is_ending.set()
+    handler._process.end(600)
+    (run,) = tmp_path.iterdir()
+    assert files(run) == [f"rank1.{handler._host()}.json"]
+
+
+@pytest.mark.parametrize("ending", ["", "1 / 0"])
+def test_the_end_of_a_process_waits_for_no_delay(traces, tmp_path, ending):
+    body = f"""
+    fastcomm.torch.handler._DELAY_S = 600
+    handle(FakeProfiler(Path(TRACE), 5))
+    {ending}
+    """
+    program(traces, tmp_path, body, output=tmp_path.with_suffix(".txt"))
+    (run,) = tmp_path.iterdir()
+    assert ProfiledWindow.of(run / "step-000005").wait(1, 60)
+
+
+def test_the_ranks_of_a_job_are_those_of_its_process_group(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    assert handler.ranks_of_job() == (1, RANKS)
+    group = SimpleNamespace(WORLD=None)  # before it is initialized
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(group=group))
+    assert handler.ranks_of_job() == (1, RANKS)
+    group.WORLD = SimpleNamespace(rank=lambda: 5, size=lambda: 8)
+    assert handler.ranks_of_job() == (5, 8)
+
+
 def test_a_writer_does_not_wait_for_ranks_when_its_training_has_ended(
     traces, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(writer, "_PARTING_S", 0.1)
     monkeypatch.setattr(handler._process, "pid", 1 << 30)
-    monkeypatch.setattr(handler, "_own_process", lambda: handler._process)
+    monkeypatch.setattr(handler, "own_process", lambda: handler._process)
     monkeypatch.setenv("RANK", "0")
     begun = time.monotonic()
     fastcomm.torch.trace_handler(tmp_path, report=True)(FakeProfiler(traces[0], 5))

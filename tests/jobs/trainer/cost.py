@@ -26,7 +26,7 @@ MOST_OUTSIDE, MOST_INSIDE = 1.002, 1.0  # times the step, or the window, of the 
 _OUTSIDE = 0.55  # share of the time for blocks outside of windows
 _BLOCK, _WINDOW, _BEFORE = 25, 3, 2  # steps
 _LEAST_PAIRS = 6  # the range of fewer has no 95 % confidence
-_PAUSE_S = 2.0  # in which the process that writes a window ends
+_WRITING_S = 60.0  # at most, until a window is written
 _WIDTH, _LAYERS, _BATCH = 512, 8, 64
 
 
@@ -99,6 +99,7 @@ def inside(step, folder, until):
     from torch.profiler import profile, schedule, tensorboard_trace_handler
 
     import fastcomm.torch
+    from fastcomm.torch.handler import own_process
 
     def handler(name):
         return (
@@ -113,7 +114,7 @@ def inside(step, folder, until):
         names = [*handlers] if len(pairs) % 2 else [*reversed(handlers)]
         pair = {}
         for name in names:
-            time.sleep(_PAUSE_S)
+            own_process().end(_WRITING_S)
             when = schedule(wait=0, warmup=1, active=_WINDOW, repeat=1)
             goes_on(until)  # all ranks begin at once
             begin = time.perf_counter()
