@@ -20,7 +20,6 @@ from fastcomm.cli.run_options import (
     executor_for,
     measure_options,
     open_traces,
-    opened_run,
 )
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.metrics.options import MetricsOptions
@@ -196,7 +195,7 @@ def run(
 
     parsed = [Condition.parsed(text) for text in conditions]
     sides = _sides(before, after, baseline)
-    _check_saved(ctx, sides)
+    _check_inputs(ctx, sides, parsed)
     with_page = files.html is not None
     with executor_for(execution) as executor:
         how = replace(metrics, with_tables=with_page), reading, executor
@@ -305,8 +304,14 @@ class _Side:
         return ComparedRun.of_traces(traces, measured)
 
 
-def _check_saved(ctx: click.Context, runs: Sequence[_Side]) -> None:
-    """Raise `ConfigError` for options on traces that do not apply, since metrics are saved."""
+def _check_inputs(
+    ctx: click.Context, runs: Sequence[_Side], conditions: Sequence[Condition]
+) -> None:
+    """Raise `ConfigError` for conditions on no metric, and for options on saved metrics."""
+    from fastcomm.comparison.metric_names import check_names
+
+    if all(run.saved is None for run in runs):  # saved ones may be of another version
+        check_names(condition.name for condition in conditions)
     names = [run.name for run in runs if run.saved is not None]
     typed = typed_options(ctx, MetricsOptions, ReadOptions, ExecutionOptions)
     if len(names) < len(runs):
@@ -369,11 +374,10 @@ def save(
     `fastcomm compare` take it by --baseline NAME for runs in the same directory.
     """
     from fastcomm.comparison.baselines import baseline_path, save_baseline
-    from fastcomm.metrics.computation import compute_metrics
+    from fastcomm.metrics.command import measure
 
     baseline_path(name, path)  # a wrong name is an error before minutes of reading
-    with opened_run((path,), reading, execution) as run:
-        measured = compute_metrics(run, replace(metrics, with_tables=False))
+    measured = measure((path,), replace(metrics, with_tables=False), reading, execution)
     warn(measured.warnings)
     click.echo(f"saved {save_baseline(name, path, measured)}")
     exit_if_skipped(measured.skipped)

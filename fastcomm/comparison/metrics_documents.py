@@ -20,7 +20,7 @@ _FILE = "metrics.json"
 _NEEDED = ("iteration", "breakdown", "bandwidth", "volume", "overlap")
 _MOST_BYTES = 1 << 28
 # What an element of a list is called. Lists that are not here hold no values to compare.
-_NAMES: dict[str, Callable[[Object], str]] = {
+NAMES_OF_ITEMS: dict[str, Callable[[Object], str]] = {
     "by_rank": lambda row: str(row["rank"]),
     "windows": lambda row: f"{row['from']}-{row['to']}",
     "collectives": lambda row: f"{row['op']}-{row['group_size']}-{row['size_from']}",
@@ -82,7 +82,7 @@ def scalars(value_or_object: Any, name: str = "") -> Iterator[tuple[str, float |
 
 
 def _by_name(key: str, values: Sequence[Object]) -> Object:
-    called = _NAMES.get(key)
+    called = NAMES_OF_ITEMS.get(key)
     return {called(item): item for item in values} if called else {}
 
 

@@ -8,7 +8,6 @@ import pyarrow as pa
 from fastcomm.checks import check_type
 from fastcomm.comparison.cause_changes import CauseChange
 from fastcomm.comparison.kernel_changes import KernelChanges, table_of
-from fastcomm.errors import ConfigError
 from fastcomm.result import Result
 from fastcomm.units import format_ns, format_signed_ns
 
@@ -148,12 +147,6 @@ class Comparison(Result):
         for value in self.values:
             if value.name == name:
                 return value
-        from difflib import get_close_matches
+        from fastcomm.comparison.metric_names import unknown_metric
 
-        near = get_close_matches(name, [value.name for value in self.values], cutoff=0.4)
-        hint = (
-            f"did you mean {' or '.join(near)}?"
-            if near
-            else "the JSON of a comparison lists all names"
-        )
-        raise ConfigError(f"{name!r} is no metric of either run; {hint}")
+        raise unknown_metric(name, "no metric of either run", [one.name for one in self.values])

@@ -94,7 +94,7 @@ def run(
 
         saved = load_baseline(baseline, paths[0])
     wants_tables = files.output is not None or files.html is not None
-    measured = _measured(paths, replace(metrics, with_tables=wants_tables), reading, execution)
+    measured = measure(paths, replace(metrics, with_tables=wants_tables), reading, execution)
     if files.html is not None:
         from fastcomm.metrics.findings.suggestions import reading_arguments
         from fastcomm.report.page import report_page
@@ -118,17 +118,17 @@ def run(
     exit_if_skipped(measured.skipped)
 
 
-def _measured(
+def measure(
     paths: tuple[str, ...],
     options: MetricsOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> "Metrics":
-    """Measure traces, or a profiled window whose traces were not kept."""
+    """Measure traces, or a profiled window of which traces were not kept."""
     from fastcomm.metrics.computation import compute_metrics
     from fastcomm.watch.windows import ProfiledWindow
 
-    if (window := ProfiledWindow.without_traces(paths)) is not None:
+    if (window := ProfiledWindow.with_partials(paths)) is not None:
         window.check_options(options, reading)
         return window.metrics(options)
     with opened_run(paths, reading, execution) as run:

@@ -59,11 +59,13 @@ def run(
     --once after the last. Other exit codes: 0 done, 1 error, 2 wrong usage, 3 done, and ranks
     of a window are missing.
     """
+    from fastcomm.comparison.metric_names import check_names
     from fastcomm.trace.run_traces import skipped_lines
     from fastcomm.watch.changes import Watch
     from fastcomm.watch.tables import show
 
     parsed = [Condition.parsed(text) for text in conditions]
+    check_names(condition.name for condition in parsed)
     watch, is_whole, holding, unchecked = Watch(), True, False, parsed
     newest: ProfiledWindow | None = None
     for window in _arriving(directory, watch, watching):

@@ -29,7 +29,6 @@ from fastcomm.options import ReadOptions
 from fastcomm.preparation import open_traces
 from fastcomm.trace.run_traces import SkippedRank, ranges
 
-_TRACES = (".json", ".json.gz", ".parquet")
 _FOLDER = re.compile(r"step-(\d{1,12})(?:-(\d{1,6}))?")
 _MEASURED = re.compile(r"rank(\d{1,7})\.arrow")
 _TRACED = re.compile(r"rank-?(\d{1,7})(?:\..+)?\.(?:json(?:\.gz)?|parquet)")
@@ -55,10 +54,10 @@ class ProfiledWindow:
         return cls(folder=folder, step=int(match[1]), number=int(match[2] or 1))
 
     @classmethod
-    def without_traces(cls, paths: Sequence[str]) -> Self | None:
-        """Return the window that paths are, if it has partial results alone."""
+    def with_partials(cls, paths: Sequence[str]) -> Self | None:
+        """Return the window that paths are, if its traces are not all that it has."""
         window = cls.of(Path(paths[0])) if len(paths) == 1 else None
-        if window is None or not window.partials_folder.is_dir() or window.has_traces:
+        if window is None or not (window.untraced or (window.failed and not window.traced)):
             return None
         return window
 
@@ -73,12 +72,9 @@ class ProfiledWindow:
         return partials_folder(self.folder)
 
     @property
-    def has_traces(self) -> bool:
-        """Whether traces or Parquet files of ranks were kept."""
-        try:
-            return any(path.name.endswith(_TRACES) for path in self.folder.iterdir())
-        except OSError:
-            return False
+    def untraced(self) -> list[int]:
+        """Ranks that have a partial result and no trace."""
+        return sorted(self.measured.keys() - self.traced.keys())
 
     def check_options(self, options: MetricsOptions, reading: ReadOptions) -> None:
         """Raise `ConfigError` for options that need traces."""
@@ -88,7 +84,8 @@ class ProfiledWindow:
         if names := [*ignored, *non_default(reading)]:
             options_text = ", ".join(map(option_name, names))
             raise ConfigError(
-                f"{options_text}: no effect on {self.folder}, which has no traces; leave it out"
+                f"{options_text}: no effect on ranks {ranges(self.untraced)} of {self.folder}, "
+                "which have no traces; leave it out"
             )
 
     @property

@@ -1,6 +1,7 @@
 """Test `fastcomm watch`: a line a window, what changed, and how it ends."""
 
 import dataclasses
+import json
 import os
 import shutil
 import threading
@@ -178,6 +179,22 @@ def test_an_invalid_condition_is_wrong_usage(directory):
     assert "no metric" in result.output
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("iteration.mean", "did you mean iteration.mean_ns"),
+        ("bandwidth.XP.avg_bw", "did you mean bandwidth."),
+        ("zzz", "expected a name such as iteration.mean_ns or breakdown.exact.idle"),
+    ],
+)
+def test_a_condition_on_no_metric_is_wrong_usage_before_the_first_window(tmp_path, name, hint):
+    result = watch(tmp_path / "absent", "--idle", "100", "--fail-if", f"{name} > +5%")
+    assert (result.exit_code, result.stdout) == (2, "")
+    text = " ".join(result.stderr.split())
+    assert f"'{name}' is no metric; " in text
+    assert hint in text
+
+
 def test_the_numbers_of_the_newest_window_are_written_for_prometheus(directory, tmp_path):
     path = tmp_path / "job.prom"
     assert watch(directory / "first", "--once", "--prometheus", str(path)).exit_code == 0
@@ -261,6 +278,35 @@ def test_metrics_measure_a_window_whose_traces_were_not_kept(directory):
         refused = CliRunner().invoke(main, ["metrics", str(window), *words])
         assert refused.exit_code == 2
         assert f"{words[0]}: no effect" in refused.stderr
+
+
+def test_a_window_whose_traces_were_not_kept_is_a_baseline_of_others(tmp_path):
+    before, after = (tmp_path / "run" / f"step-{step:06d}" for step in (999, 1999))
+    write_window(JOB, before)
+    write_window(SLOW, after)
+    for words in (["baseline", "save", "first", str(before)],
+                  ["metrics", str(after), "--baseline", "first"]):  # fmt: skip
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+    assert "New: Rank 2 is a straggler" in result.stdout
+
+
+def test_metrics_measure_ranks_without_traces_beside_those_with_traces(tmp_path):
+    window = write_window(JOB, tmp_path / "run" / "step-000999", ranks=(0, 1, 3))
+    traces = tmp_path / "traces of run step-000999"
+    (trace,) = (source.path for source in open_run(traces).sources if source.rank == 2)
+    trace.rename(window.folder / "rank2.host1.json.gz")
+    result = CliRunner().invoke(main, ["metrics", str(window.folder), "--json"])
+    assert json.loads(result.stdout)["ranks"] == [0, 1, 2, 3]
+    assert (result.exit_code, "no trace here" in result.output) == (0, False)
+    refused = CliRunner().invoke(main, ["metrics", str(window.folder), "--tp", "2"])
+    assert "--tp: no effect on ranks 0-1, 3 of" in " ".join(refused.stderr.split())
+    for rank in (0, 1, 3):
+        window.place_of(rank).unlink()
+    window.note_failure(3, "disk full")
+    # Its only trace is read, as that of any run.
+    measured = CliRunner().invoke(main, ["metrics", str(window.folder), "--tp", "2", "--json"])
+    assert json.loads(measured.stdout)["ranks"] == [2], measured.output
 
 
 def test_a_directory_that_is_a_window_is_watched_alone(directory):
