@@ -1,5 +1,6 @@
 """The program: the command ``fastcomm``, and ``python -P -m fastcomm``."""
 
+import gc
 import signal
 import sys
 
@@ -12,11 +13,17 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from fastcomm.process import drop_relative_homes, drop_working_directory, leave_out_pandas
+    from fastcomm.process import (
+        collect_rarely,
+        drop_relative_homes,
+        drop_working_directory,
+        leave_out_pandas,
+    )
 
     drop_working_directory()
     drop_relative_homes()
     leave_out_pandas()
+    collect_rarely()
     from fastcomm.cli.main import main as command
     from fastcomm.process import SIGNALS, handle
 
@@ -28,6 +35,8 @@ def main() -> None:
     finally:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        # Else the interpreter searches all objects for cycles as it ends: 0.15 s.
+        gc.freeze()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from types import TracebackType
 
-from fastcomm.process import leave_out_pandas, remove_all
+from fastcomm.process import collect_rarely, leave_out_pandas, remove_all
 
 
 def _print_unless_over(
@@ -43,6 +43,7 @@ def _ending_with(parent: int) -> Iterator[None]:
 
 sys.excepthook = _print_unless_over
 leave_out_pandas()
+collect_rarely()
 
 
 # Without room for a temporary file, workers load kernels themselves.
