@@ -13,6 +13,7 @@ grow with the number of events. Numbers, sums and extremes are exact.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self, cast
 
 import numpy as np
@@ -282,7 +283,8 @@ def short_label(name: str) -> str:
     return _NUMBERED.sub("N", name)
 
 
-def kernel_categories(names: Sequence[str]) -> list[str]:
+@lru_cache(maxsize=4)  # the ranks of a run share names
+def kernel_categories(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the one of `CATEGORIES` of kernels that are no communication, by their names."""
     # The arguments of a template tell what a wrapper computes.
     texts = [name[:_LONGEST] if _CUTLASS.match(name) else short_name(name) for name in names]
@@ -295,7 +297,7 @@ def kernel_categories(names: Sequence[str]) -> list[str]:
         labels[rows[is_own]] = label
         rows, open_texts = rows[~is_own], open_texts.filter(pa.array(~is_own))
     labels[[name == WHOLE_GRAPH for name in names]] = GRAPH
-    return cast("list[str]", labels.tolist())
+    return tuple(labels.tolist())
 
 
 def _matches(texts: pa.Array, pattern: str) -> NDArray[np.bool_]:
@@ -326,7 +328,8 @@ def categories(
     used = np.unique(code[(kind == KIND["kernel"]) & ~is_comm])
     by_name = np.full(len(names) + 1, number[OTHER], np.int32)
     by_name[used] = [
-        number[label] for label in kernel_categories(names.take(pa.array(used)).to_pylist())
+        number[label]
+        for label in kernel_categories(tuple(names.take(pa.array(used)).to_pylist()))
     ]
     result = by_name[code]
     result[(kind == KIND["memcpy"]) | (kind == KIND["memset"])] = number[COPY]

@@ -67,10 +67,13 @@ def find_unanswered(
     if not is_launched.any():
         return nothing
     calls, is_absent = _calls(events)
+    graph_launches, absent_launches = _graph_launches(events)
+    if not is_absent.any() and not len(absent_launches):
+        return nothing
     steps = up_to_next(marks)
     launches, unrecorded = _counts(events, steps, calls, calls[is_absent])
     absent = int(is_absent.sum())
-    graphs, absent_graphs = _counts(events, steps, *_graph_launches(events))
+    graphs, absent_graphs = _counts(events, steps, graph_launches, absent_launches)
     if ((graphs > 0) & (absent_graphs == 0)).any():  # else graphs may have no work
         launches, unrecorded = launches + graphs, unrecorded + absent_graphs
         absent += int(absent_graphs.sum())
@@ -93,6 +96,8 @@ def _counts(events: Events, steps: Iterations, *calls: Ints) -> tuple[Ints, ...]
 def _graph_launches(events: Events) -> tuple[Ints, Ints]:
     """Return the launches of graphs, and the launches whose work is not recorded."""
     rows = _named(events, GRAPH_LAUNCH)
+    if not len(rows):
+        return rows, rows
     work = events.rows("kernel", "memcpy", "memset")
     is_absent = ~np.isin(rows, events.launch_of(work))
     is_absent &= ~np.isin(events.correlation[rows], [NULL, *events.correlation[work]])
@@ -105,7 +110,7 @@ def _calls(events: Events) -> tuple[Ints, Flags]:
     A copy of nothing has no work. It counts if a kernel that was launched before or after it
     has none either. Kernels that are captured into a graph are not launched.
     """
-    kernels, copies = (_named(events, regex) for regex in (KERNEL_LAUNCH, COPY_CALL))
+    kernels = _named(events, KERNEL_LAUNCH)
     work = events.rows("kernel", "memcpy", "memset")
     launch = events.launch_of(work)
     is_absent = np.ones(len(events), np.bool_)
@@ -113,6 +118,7 @@ def _calls(events: Events) -> tuple[Ints, Flags]:
     absent = kernels[is_absent[kernels]]
     if not len(absent):
         return kernels, np.zeros(len(kernels), np.bool_)
+    copies = _named(events, COPY_CALL)
     rows = np.concatenate([absent, copies[is_absent[copies]]])
     is_joined = np.isin(events.correlation[rows], [NULL, *events.correlation[work]])
     is_absent[rows[is_joined]] = False

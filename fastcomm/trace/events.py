@@ -156,6 +156,8 @@ class Events(EventColumns):
             Called once per text.
 
         """
+        if not len(codes):
+            return np.empty(0, np.int64)
         codes = np.where(codes == NULL, len(self.texts), codes)
         is_used = np.zeros(len(self.texts) + 1, np.bool_)
         is_used[codes] = True

@@ -171,10 +171,16 @@ def _table(fill: str) -> NDArray[np.uint32]:
     return np.array(texts).view(np.uint32)
 
 
-# Text of the digits below others, then of the first digits of a number.
-_LOWEST = np.concatenate([_table("0"), _table(" ")])
-_HIGHER = _LOWEST.copy()
-_HIGHER[_BASE] = np.frombuffer(b"    ", np.uint32)[0]  # nothing is above the first digit
+@cache  # most commands need no text of numbers
+def _tables() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return text of the digits below others, then of the first digits of a number.
+
+    The first table is of the last digits, the second of those above them.
+    """
+    lowest = np.concatenate([_table("0"), _table(" ")])
+    higher = lowest.copy()
+    higher[_BASE] = np.frombuffer(b"    ", np.uint32)[0]  # nothing is above the first digit
+    return lowest, higher
 
 
 def integers(values: Ints, digits: int = 12) -> Characters:
@@ -190,11 +196,12 @@ def microseconds(ns: Ints) -> Characters:
 
 def _blocks(values: Ints, digits: int) -> list[NDArray[np.uint32]]:
     """Return four characters of each number after the other."""
-    blocks, table = list[NDArray[np.uint32]](), _LOWEST
+    table, higher = _tables()
+    blocks: list[NDArray[np.uint32]] = []
     for _ in range(digits // _DIGITS):
         rest = values // _BASE
         blocks.insert(0, table[values - rest * _BASE + np.where(rest > 0, 0, _BASE)])
-        values, table = rest, _HIGHER
+        values, table = rest, higher
     return blocks
 
 

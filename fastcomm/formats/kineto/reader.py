@@ -268,6 +268,9 @@ def _merged_by_marks(events: Events, lanes: pa.Table) -> str | None:
     A process has one step of a number at a time.
     """
     marks = events.rows_named(lambda name: _STEP.match(name) is not None, "annotation")
+    latest = np.maximum.accumulate(events.stop[marks])
+    if (events.start[marks[1:]] >= latest[:-1]).all():  # no two are open at once
+        return None
     process = lanes["process"].combine_chunks().dictionary_encode().indices.to_numpy()
     process, name = process[events.lane[marks]], events.name[marks]
     order = np.lexsort((events.start[marks], process, name))

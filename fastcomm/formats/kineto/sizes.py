@@ -197,9 +197,8 @@ def _divided(text: str, total: int, members: int) -> list[int] | None:
     whole = sum(rows)
     if whole == 0:
         return [0] * members if total == 0 else None
-    if total % whole:
-        return None
-    return [count * (total // whole) for count in rows]
+    share, rest = divmod(total, whole)
+    return None if rest else [count * share for count in rows]
 
 
 def is_no_operation(text: str) -> int:
