@@ -131,7 +131,7 @@ ARGUMENTS = [
     (lambda u: fc.compare(u.path, u.path), f"invalid before <CriticalPath: .*: {METRICS}"),
     (lambda u: fc.compare(u.metrics, u.run.metrics(bytes="bus")), "before counts payload"),
     (lambda u: u.comparison.value(5), 'value: invalid name 5: expected a name such as "iter'),
-    (lambda u: u.comparison.value(""), "'' is no metric of either run; the JSON"),
+    (lambda u: u.comparison.value(""), "'' is no metric of either run; expected a name"),
     (lambda u: u.comparison.value("iteration.mean"), "did you mean iteration.mean_ns"),
     (lambda u: u.search.record(10**9), "record: invalid place 1000000000: expected a place"),
     (lambda u: u.search.record(-1), "record: invalid place -1: expected a place from 0"),
