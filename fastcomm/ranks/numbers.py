@@ -16,6 +16,7 @@ from fastcomm.ranks.sequences import (
     Items,
     are_clearer,
     clearer_places,
+    count_anew,
     item_codes,
     places_by_step,
     spread_of,
@@ -139,14 +140,9 @@ def _verdict(calls: NumberedCalls, instance: Ints, reference: Ints, own: Ints) -
     by_ends = _verdict_by_ends(items, others, place, differs=is_far and is_contradicted)
     is_shared = np.isin(others.step, items.step) & (others.step != NULL)
     is_refused = is_contradicted and not is_shared.any() and here.ahead > SURE_NS
-    if by_ends == "right" and is_refused and not _count_anew(items, others):
+    if by_ends == "right" and is_refused and not count_anew(items, others):
         return "unclear"
     return by_moves if by_ends == "right" else by_ends
-
-
-def _count_anew(items: Items, own: Items) -> bool:
-    """Return whether both ranks may number steps from the start of their recordings."""
-    return all(steps[steps != NULL].min() <= 1 for steps in (items.step, own.step))
 
 
 def _verdict_by_ends(items: Items, own: Items, place: Ints, *, differs: bool) -> str:
@@ -187,7 +183,7 @@ def _verdict_by_moves(items: Items, own: Items, place: Ints, here: "_Fit") -> st
                 return "wrong"
         # One call of a step may begin before its mark on one rank alone.
         is_contradicted = is_in_step and abs(by) > 1 and here.ahead > SURE_NS
-        if (is_contradicted and not _count_anew(items, own)) or (
+        if (is_contradicted and not count_anew(items, own)) or (
             not here.has_steps and _have_equal_clocks(here, there, items)
         ):
             verdict = "unclear"

@@ -151,7 +151,7 @@ def _in_line(rows: Items) -> bool:
         is_near = most <= NEAR_CLOCKS_NS or repeats.exclude_by_clock(most)
         return is_near and spread <= _SAME_NS and bool(is_equal.all())
     is_clear = most <= NEAR_CLOCKS_NS or rows.code.shape[1] >= _FEW
-    return is_clear and repeats.exclude(spread, most)
+    return is_clear and spread <= SURE_NS and repeats.exclude(spread, most)
 
 
 class Repeats:
@@ -274,7 +274,7 @@ def are_clearer(common: Items, own: Items, place: Ints, other: Ints, factor: flo
         if least is None:
             return False
         here, there = (
-            np.abs(_without_drift(own.stop[row] - common.stop[at[row]], own.stop[row]))
+            np.abs(without_drift(own.stop[row] - common.stop[at[row]], own.stop[row]))
             for row, at in ((own_rows, place), (other_rows, other))
         )
         larger, smaller = (np.quantile(deviation, (0.9, 0.5)) for deviation in (here, there))
@@ -286,7 +286,7 @@ def are_clearer(common: Items, own: Items, place: Ints, other: Ints, factor: flo
     return True
 
 
-def _without_drift(late: Ints, time: Ints) -> Floats:
+def without_drift(late: Ints, time: Ints) -> Floats:
     """Return how far each end is from a line of clock offsets over time, in ns."""
     offsets, times = ((values - values[0]).astype(np.float64) for values in (late, time))
     times -= float(times.mean())
@@ -322,8 +322,9 @@ def _aheads(common: Items, own: Items) -> list[int]:
 def are_contradictory(common: Items, own: Items, ahead: int) -> bool:
     """Whether ends agree elsewhere much better than where numbers of steps say.
 
-    Profilers that start in different steps may number these from their own start. Clocks that
-    nearly agree where the numbers say are no such case; there a clock is `ahead`, ns.
+    Profilers that start in different steps may number these from their own start; then clocks
+    that agree elsewhere contradict the numbers as well. Clocks that nearly agree where the
+    numbers say are no such case; there a clock is `ahead`, ns.
     """
     if not _share_steps(common, own):
         return False
@@ -334,14 +335,31 @@ def are_contradictory(common: Items, own: Items, ahead: int) -> bool:
     at = _at_shift(common, own, int(places[here]))
     if abs(ahead) <= NEAR_CLOCKS_NS:
         return _are_places_clearer(common, own, at, (places, spread), _CLEARER_THAN_CLOCKS)
+    if count_anew(common, own) and _are_clocks_closer(later, spread, here):
+        return True
+    return _are_places_clearer(common, own, at, (places, spread))
+
+
+def count_anew(common: Items, own: Items) -> bool:
+    """Return whether both may number steps from the start of their recordings.
+
+    Some step of both has to have a number.
+    """
+    return all(steps[steps != NULL].min() <= 1 for steps in (common.step, own.step))
+
+
+def _are_clocks_closer(later: Ints, spread: Ints, here: int) -> bool:
+    """Whether clocks agree much better at some shift than `here`, and ends not worse.
+
+    `later` is how far the second clock is ahead at each shift, `spread` the usual deviation,
+    both in ns.
+    """
     is_better = (2 * spread <= spread[here]) & (spread[here] > _NOISE_NS)
-    is_near = _BETTER * np.abs(later) <= abs(ahead)
+    is_near = _BETTER * np.abs(later) <= abs(int(later[here]))
     # Where ends agree everywhere, nearly equal clocks are hardly by chance.
     is_equal = np.abs(later) * _HARDLY <= np.diff(np.sort(later)).min()
     is_alike = (spread <= max(spread[here], _NOISE_NS)) & is_equal
-    if (is_better & is_near).any() or is_alike.any():
-        return True
-    return _are_places_clearer(common, own, at, (places, spread))
+    return bool((is_better & is_near).any() or is_alike.any())
 
 
 def clearer_places(common: Items, own: Items, place: Ints, factor: float = 1) -> bool:
@@ -490,7 +508,7 @@ def _is_only_place(common: Items, own: Items, place: Ints) -> bool:
     shifts = np.unique(place[rows] - rows)
     if len(rows) < _LEAST_REPEATED or len(shifts) > 1:
         return False
-    apart = _without_drift(own.stop[rows] - common.stop[place[rows]], own.stop[rows])
+    apart = without_drift(own.stop[rows] - common.stop[place[rows]], own.stop[rows])
     most = max(float(np.abs(apart).max()), _RESOLUTION_NS)
     _, spread, _, places = _shifted(common, own)
     likely = places[np.argsort(spread, kind="stable")[: _MOST_OTHERS + 1]]
@@ -779,7 +797,7 @@ def _pairs_by_step(common: Items, own: Items) -> tuple[Ints, Ints]:
     step = own.step[rows]
     begin, own_begin = np.searchsorted(common.step[order], step), np.searchsorted(step, step)
     place = begin + np.arange(len(rows)) - own_begin
-    chosen = _sampled(len(rows))
+    chosen = sampled(len(rows))
     near = place[chosen, None] + np.arange(-MAX_MISSING, MAX_MISSING + 1)
     row = order[np.clip(near, 0, len(order) - 1)]
     is_inside = (near >= 0) & (near < len(order)) & (common.step[row] == step[chosen, None])
@@ -788,7 +806,7 @@ def _pairs_by_step(common: Items, own: Items) -> tuple[Ints, Ints]:
 
 def _pairs_by_place(common: int, own: int) -> tuple[Ints, Ints]:
     """Return rows of a rank, and the rows up to `MAX_MISSING` places away of so many others."""
-    chosen = _sampled(own)
+    chosen = sampled(own)
     shift = np.arange(-MAX_MISSING, MAX_MISSING + 1)
     # Items may be missing at the beginning, at the end, or between.
     shift = np.union1d(shift, shift + common - own)
@@ -797,6 +815,6 @@ def _pairs_by_place(common: int, own: int) -> tuple[Ints, Ints]:
     return np.broadcast_to(chosen[:, None], place.shape)[inside], place[inside]
 
 
-def _sampled(count: int) -> Ints:
-    """Return some evenly spread indices."""
-    return np.linspace(0, count - 1, min(_SAMPLE, count)).astype(np.int64)
+def sampled(count: int, most: int = _SAMPLE) -> Ints:
+    """Return at most so many evenly spread indices, below `count`."""
+    return np.linspace(0, count - 1, min(most, count)).astype(np.int64)

@@ -182,3 +182,32 @@ def test_ends_of_few_steps_that_agree_by_chance_are_no_match(jitter, windows):
         unknown = [np.full(len(steps), NULL) for *_, steps in ranks]
         sizes = [call % CALLS + 1 for call, *_ in ranks]  # repeated in each step alone
         assert not matched_places([stop for _, stop, _ in ranks], unknown, sizes)
+
+
+@pytest.mark.parametrize("windows", [((10, 15), (10, 15)), ((10, 15), (12, 17))])
+@pytest.mark.parametrize("jitter", [0, 0.0001, 0.001])
+@pytest.mark.parametrize("ahead", [2 * STEP, -2 * STEP, 2 * STEP + 3_000, 4 * STEP])
+def test_clocks_that_agree_some_steps_away_do_not_contradict_numbers(windows, jitter, ahead):
+    for seed in SEEDS:
+        random = np.random.default_rng(seed)
+        ends, step = job(jitter, seed, irregular=seed / 2)
+        ranks = both(ends, step, windows, ahead, (0, 0), random)
+        found = matched_places([stop for _, stop, _ in ranks], [steps for *_, steps in ranks])
+        assert all(ranks[0][0][a] == ranks[1][0][b] for a, b in found)
+        assert len(found) == len(set(ranks[0][0].tolist()) & set(ranks[1][0].tolist()))
+
+
+@pytest.mark.parametrize("windows", [((10, 15), (12, 17)), ((8, 13), (5, 10))])
+def test_ends_decide_over_clocks_that_agree_without_marks(windows):
+    decided = 0
+    for seed in range(16):
+        random = np.random.default_rng(seed)
+        ends, step = job(0.01, seed)
+        ends += random.integers(-5_000, 5_001, len(ends))  # no step is quite like another
+        ahead = (windows[0][0] - windows[1][0]) * STEP  # as if both began in one step
+        ranks = both(ends, step, windows, ahead, (0, 0), random)
+        unknown = [np.full(len(steps), NULL) for *_, steps in ranks]
+        found = matched_places([stop for _, stop, _ in ranks], unknown)
+        assert all(ranks[0][0][a] == ranks[1][0][b] for a, b in found)
+        decided += len(found) == len(set(ranks[0][0].tolist()) & set(ranks[1][0].tolist()))
+    assert decided > 4
