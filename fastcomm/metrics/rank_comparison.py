@@ -67,6 +67,7 @@ class Clocks(NamedTuple):
     is_aligned: bool
     unaligned: frozenset[tuple[int, int]]  # pairs of ranks, the lower first
     is_host_run: bool = False  # whether operations may end before the communication
+    has_loose: bool = False  # whether some group of unknown members is several
 
     def are_known(self, rank: Ints, other: Ints) -> Flags:
         """Return which pairs of ranks can be compared."""
@@ -84,6 +85,7 @@ class MatchCounts(NamedTuple):
     collectives: int
     messages: int
     dropped: int
+    loose: int  # of groups of unknown members, which may be several groups
     by_number: int  # matched by the sequence number in the group
     by_order: int  # matched by the order in the group, and ends
     by_partner: int  # sides of messages, matched by their partners
@@ -196,14 +198,14 @@ class AlignedEvents:
             Ungrouped(events=0) if job is None else ungrouped.find(batches, job, parallel_map)
         )
         ranks = job.ranks if job else ()
-        offsets, unaligned = clock_offsets(
+        offsets, unaligned, has_loose = clock_offsets(
             batches, parallel_map, ungrouped_.ends, ranks, is_host_run=is_host_run
         )
         by_rank = {offset.rank: offset.offset_ns for offset in offsets}
         return cls(
             batches=batches,
             offsets=offsets,
-            clocks=Clocks(by_rank, is_aligned, unaligned, is_host_run),
+            clocks=Clocks(by_rank, is_aligned, unaligned, is_host_run, has_loose),
             ungrouped=ungrouped_,
             size=len(ranks),
             is_even=is_even,
@@ -302,7 +304,9 @@ def match_events(
     """
     row_offsets = offset_by_row(events.rank, clocks.offsets)
     rows, sides = events.collectives, events.messages
-    matches = match_collectives(events, rows)
+    matches = match_collectives(
+        events, rows, is_host_run=clocks.is_host_run, has_loose=clocks.has_loose
+    )
     completeness = Completeness.of(events, rows, matches)
     collectives = collective_participants(events, rows, matches, completeness)
     comparable = _comparable(events, collectives, clocks)
@@ -327,6 +331,7 @@ def match_events(
         collectives=collectives.count,
         messages=messages.count,
         dropped=matches.dropped,
+        loose=matches.loose,
         by_number=by_number,
         by_order=len(collectives.row) - by_number,
         by_partner=len(messages.row),
@@ -437,7 +442,7 @@ class Matching:
     incomplete: int  # collectives that some member lacks, which are left out
     lacking_ranks: tuple[int, ...]  # members that lack some
     apart: int  # left out as their members do not run at the same time
-    dropped: int  # events of ranks whose sequence could not be aligned with their group
+    dropped: int  # events of ranks or groups that could not be aligned
     without_partner: int  # SendRecv without a single known partner, or of unknown group
     ungrouped: int  # collective events of unknown group that were not matched
     ends_agree_ns: float | None  # largest difference of ends among collectives matched by ends
@@ -471,7 +476,7 @@ def matching(comparison: RankComparison, sums: pa.Table) -> Matching:
         incomplete=matched.incomplete,
         lacking_ranks=tuple(sorted(comparison.lacking_ranks)),
         apart=matched.apart,
-        dropped=matched.dropped,
+        dropped=matched.dropped + matched.loose,
         without_partner=int(sums["messages"].to_numpy().sum()) - matched.sides,
         ungrouped=ungrouped_.events - ungrouped_.matched,
         ends_agree_ns=ungrouped_.agree_ns if ungrouped_.matched else None,
@@ -500,11 +505,16 @@ def _note(counts: MatchCounts, ungrouped_: Ungrouped) -> str | None:
             "steps, ends or sequence numbers, or repeat themselves, so that several places "
             "fit; sequence numbers or steps that all ranks count alike would tell"
         )
-    elif counts.unshared and not (counts.refused or counts.unlike):
+    elif counts.unshared > counts.loose and not (counts.refused or counts.unlike):
         notes.append(
-            f"{counted(counts.unshared, 'event')} of {counts.events} not matched across ranks: "
-            "other ranks did not record the operations, as in other steps or runs. Waits and "
-            "transfers are those of matched events alone."
+            f"{counted(counts.unshared - counts.loose, 'event')} of {counts.events} not "
+            "matched across ranks: other ranks did not record the operations, as in other "
+            "steps or runs. Waits and transfers are those of matched events alone."
+        )
+    if counts.loose:
+        notes.append(
+            f"{counted(counts.loose, 'event')} not matched across ranks: the members of their "
+            "groups are unknown, and ends do not agree, as of several groups, or are too few."
         )
     if counts.alone:
         notes.append(
@@ -522,14 +532,19 @@ def clock_offsets(
     ranks: Sequence[int],
     *,
     is_host_run: bool,
-) -> tuple[tuple[ClockOffset, ...], frozenset[tuple[int, int]]]:
-    """Return clock offsets, and pairs of ranks whose offset stays unknown.
+) -> tuple[tuple[ClockOffset, ...], frozenset[tuple[int, int]], bool]:
+    """Return clock offsets, pairs of ranks whose offset stays unknown, and `Clocks.has_loose`.
 
     Messages count between ranks that no collective connects, and collectives with a root
     between ranks that neither does. `more_ends` are of collectives without a group.
     """
     shares = spill_files.shares(batches)
-    parts = parallel_map(partial(_end_offsets, batches, is_host_run), shares)
+    parts, loose = zip(
+        *parallel_map(partial(_end_offsets, batches, is_host_run, False), shares), strict=True
+    )
+    if any(loose) and len(shares) > 1:
+        again = parallel_map(partial(_end_offsets, batches, is_host_run, True), shares)
+        parts, _ = zip(*again, strict=True)
     ends = EndOffsets.concatenate([*parts, *([more_ends] if more_ends else [])])
 
     def limits(by_rank: Mapping[int, int]) -> EndOffsets:
@@ -540,7 +555,8 @@ def clock_offsets(
         return EndOffsets.concatenate(parallel_map(partial(_rooted_limits, batches), shares))
 
     offsets, unknown = offsets_with_limits(ends, (limits, rooted), ranks)
-    return offsets, frozenset(zip(unknown.low.tolist(), unknown.rank.tolist(), strict=True))
+    pairs = frozenset(zip(unknown.low.tolist(), unknown.rank.tolist(), strict=True))
+    return offsets, pairs, any(loose)
 
 
 def _message_limits(
@@ -578,17 +594,23 @@ def _rooted_limits(batches: Sequence[EventBatch], cells: Cells) -> EndOffsets:
     return limits.of_equal_clocks()
 
 
-def _end_offsets(batches: Sequence[EventBatch], is_host_run: bool, cells: Cells) -> EndOffsets:
-    """Compare the ends of the collectives of some cells."""
+def _end_offsets(
+    batches: Sequence[EventBatch], is_host_run: bool, has_loose: bool, cells: Cells
+) -> tuple[EndOffsets, bool]:
+    """Compare the ends of the collectives of some cells.
+
+    The second value is whether they show that a group of unknown members is several.
+    """
     events = CommunicationEvents.of(spill_files.read(batches, cells, _END_COLUMNS))
     rows = events.synchronous
-    matches = match_collectives(events, rows)
+    matches = match_collectives(events, rows, is_host_run=is_host_run, has_loose=has_loose)
     matched = np.flatnonzero(matches.instance != NONE)
     row = rows[matched]
-    return matched_end_offsets(
+    ends = matched_end_offsets(
         events.rank[row],
         events.group[row],
         matches.instance[matched],
         events.stop[row],
         events.start[row] if is_host_run else None,
     )
+    return ends, matches.has_loose

@@ -164,7 +164,13 @@ class Participants:
         return Participants(self.row[chosen], number, len(numbers_))
 
 
-def match_collectives(events: CommunicationEvents, rows: Ints) -> Matches:
+def match_collectives(
+    events: CommunicationEvents,
+    rows: Ints,
+    *,
+    is_host_run: bool = False,
+    has_loose: bool = False,
+) -> Matches:
     """Match collectives across ranks.
 
     Parameters
@@ -173,6 +179,10 @@ def match_collectives(events: CommunicationEvents, rows: Ints) -> Matches:
         Communication events of several ranks.
     rows
         Rows of `events` that are collectives, see `CommunicationEvents.collectives`.
+    is_host_run
+        Whether the host communicates, where collectives do not end at the same time.
+    has_loose
+        Whether ends of other events showed that a group of unknown members is several.
 
     Returns
     -------
@@ -183,7 +193,9 @@ def match_collectives(events: CommunicationEvents, rows: Ints) -> Matches:
     names = ("rank", "group", "op", "seq", "call_id", "stop", "step")
     columns = {name: getattr(events, name) for name in names}
     columns |= {"payload": events.payload_bytes, "root": events.partner}
-    return match(CollectiveCalls.of(columns, rows))
+    is_checked = (events.group_size == NULL) & (not is_host_run)
+    columns["start"] = np.where(is_checked, events.start, NULL)
+    return match(CollectiveCalls.of(columns, rows), has_loose=has_loose)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,10 @@ class RunCommunication:
         steps = np.concatenate([_steps(trace) for trace in traces.values()])
         calls |= {"group": group, "payload": columns["payload_bytes"], "step": steps}
         rows = [row for part in groups for row in part.to_pylist()]
+        sizes = np.concatenate([filled(part["size"]) for part in groups])
+        is_host_run = any(trace.meta.is_host_run for trace in traces.values())
+        is_checked = (sizes[columns["place"]] == NULL) & (not is_host_run)
+        calls["start"] = np.where(is_checked, columns["start"], NULL)
         return cls(
             ranks=tuple(traces),
             columns=columns,
@@ -183,11 +187,11 @@ class RunCommunication:
                 str(row["description"] or row["name"] or tuple(row["ranks"] or ()))
                 for row in rows
             ),
-            sizes=np.concatenate([filled(part["size"]) for part in groups]),
+            sizes=sizes,
             directed=np.flatnonzero((group != NULL) & directed),
             synchronous=synchronous,
             matches=match(CollectiveCalls.of(calls, synchronous)),
-            is_host_run=any(trace.meta.is_host_run for trace in traces.values()),
+            is_host_run=is_host_run,
         )
 
     def ahead(self) -> dict[int, int]:

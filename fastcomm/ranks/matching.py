@@ -16,8 +16,9 @@ and by their ends.
 
 A stream runs them one after the other, and all members of a collective finish it at the same
 time. So if all ranks have the same operations on a stream in the same order, and the ends agree
-once a constant clock offset is removed, the k-th on one rank is the k-th on another. Times are
-in ns. Each rank has its own clock.
+once a constant clock offset is removed, the k-th on one rank is the k-th on another. A group of
+which only a name is known, such as a stream, may be several: the collectives of such groups
+match only if the ends of all of them agree. Times are in ns. Each rank has its own clock.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +43,9 @@ from fastcomm.ranks.sequences import (
     item_codes,
     nearest,
     offset,
+    sampled,
     spread_of,
+    without_drift,
 )
 from fastcomm.trace.columns import block_lengths, block_starts, filled
 from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, OP, OPS, ROOTED
@@ -69,6 +72,7 @@ _LEAST_COMMON = (0.75, 0.5)
 _SEPARATE = 4
 _LEAST_RANKS_TO_SEPARATE = 4
 _RANKS_AT_ONCE = 256
+_COMPARED = 64  # collectives of a group of unknown members
 Refusal = Literal[
     "smaller groups",
     "messages",
@@ -98,6 +102,9 @@ class CollectiveCalls:
     stop: Ints  # ns, on the rank's clock
     step: Ints  # number of its mark, the same on all ranks; NULL if unknown
     root: Ints | None = None  # global rank; NULL if none; None if all are unknown
+    # ns, on the rank's clock, where ends have to show that a group is one, as its members are
+    # unknown; NULL elsewhere; None if nowhere.
+    start: Ints | None = None
     # Hash of group and number; NULL if unknown; None if all are. Not of messages, whose ends
     # may differ in it.
     call_id: Ints | None = None
@@ -131,12 +138,15 @@ class Matches:
     refused: Ints  # as `instance`: collectives left out as sizes, roots or ids differ
     numbered: Flags  # per row: matched by its sequence number, not by order and end
     unlike: int = 0  # collectives of groups in which no call has one id on several ranks
+    loose: int = 0  # rows of groups of unknown members that may be several groups, unmatched
+    has_loose: bool = False  # whether ends of such a group do not agree
 
 
-def match(calls: CollectiveCalls) -> Matches:
+def match(calls: CollectiveCalls, *, has_loose: bool = False) -> Matches:
     """Match the collectives that several ranks have; results are per row of `calls`.
 
-    Rows match by sequence number, else by order and end, see the module.
+    Rows match by sequence number, else by order and end, see the module. `has_loose` is whether
+    other calls showed that a group of unknown members is several groups.
     """
     apart = _ENDS_APART[calls.op]
     series = _series(_numbered_by_id(calls), apart)
@@ -150,20 +160,13 @@ def match(calls: CollectiveCalls) -> Matches:
         is_unclear = doubt.is_unclear & (instance != NONE)
         instance[is_unclear] = NONE
         dropped = int(is_unclear.sum())
-    done = int(instance.max(initial=NONE)) + 1
     numbered = instance != NONE
-    for ends_apart in (False, True):
-        rows = unnumbered[apart[unnumbered] == ends_apart]
-        if ends_apart and len(rows):
-            series = replace(series, stop=calls.stop - _ahead(calls, instance, ~apart))
-        align = align_by_order if ends_apart else align_by_end
-        for own in _by_group(series, rows):
-            code = item_codes(series.op[own], series.size[own])
-            items = Items(code, series.stop[own], series.step[own])
-            places, skipped = align(items, block_starts(series.rank[own]))
-            dropped += skipped
-            instance[own] = np.where(places == NONE, NONE, places + done)
-            done += int(places.max(initial=NONE)) + 1
+    done, skipped = _match_by_order(series, instance, unnumbered, apart)
+    is_loose, ends_differ = _are_loose(calls, instance, numbered | apart)
+    if has_loose:
+        is_loose = _are_guessed(calls, instance)
+    loose = int((np.bincount(instance[is_loose])[instance[is_loose]] > 1).sum())
+    instance[is_loose] = NONE
     ids, unlike = _confirmed_ids(calls, instance, done)
     is_contradictory = _contradictory((calls.size, calls.root, ids), instance, done)
     matched, count = _of_several(instance, ~is_contradictory)
@@ -173,11 +176,76 @@ def match(calls: CollectiveCalls) -> Matches:
     return Matches(
         instance=matched,
         count=count,
-        dropped=dropped,
+        dropped=dropped + skipped,
         refused=refused,
         numbered=numbered,
         unlike=unlike,
+        loose=loose,
+        has_loose=ends_differ,
     )
+
+
+def _match_by_order(
+    series: CollectiveCalls, instance: Ints, unnumbered: Ints, apart: Flags
+) -> tuple[int, int]:
+    """Match rows by order and end; write their collectives into `instance`.
+
+    Parameters
+    ----------
+    series
+        See `_series`.
+    instance
+        The collective of each row by its number, or NONE.
+    unnumbered
+        Rows to match.
+    apart
+        Which rows may end on one rank before another.
+
+    Returns
+    -------
+    tuple of int
+        Number of collectives, and of rows of ranks that could not be aligned.
+
+    """
+    done, skipped = int(instance.max(initial=NONE)) + 1, 0
+    for ends_apart in (False, True):
+        rows = unnumbered[apart[unnumbered] == ends_apart]
+        if ends_apart and len(rows):
+            series = replace(series, stop=series.stop - _ahead(series, instance, ~apart))
+        align = align_by_order if ends_apart else align_by_end
+        for own in _by_group(series, rows):
+            code = item_codes(series.op[own], series.size[own])
+            items = Items(code, series.stop[own], series.step[own])
+            places, without_place = align(items, block_starts(series.rank[own]))
+            skipped += without_place
+            instance[own] = np.where(places == NONE, NONE, places + done)
+            done += int(places.max(initial=NONE)) + 1
+    return done, skipped
+
+
+def _are_loose(calls: CollectiveCalls, instance: Ints, is_certain: Flags) -> tuple[Flags, bool]:
+    """Return which matched calls of groups of unknown members may be of several groups.
+
+    Those are all once the ends of one group do not agree: smaller groups exist, and ranks that
+    these keep in step may end other collectives together as well. The second value is whether
+    they do not. Calls flagged `is_certain` are no evidence.
+    """
+    is_guessed = _are_guessed(calls, instance)
+    refusals = {
+        int(calls.group[own[0]]): Sample.of_matches(calls, instance, own).refusal()
+        for own in _by_group(calls, np.flatnonzero(is_guessed & ~is_certain))
+    }
+    if not set(refusals.values()) <= {None, "few"}:
+        return is_guessed, True
+    few = [group for group, refusal in refusals.items() if refusal]
+    return is_guessed & np.isin(calls.group, few), False
+
+
+def _are_guessed(calls: CollectiveCalls, instance: Ints) -> Flags:
+    """Return which calls are matched in groups of unknown members."""
+    start = NULL if calls.start is None else calls.start
+    is_guessed: Flags = (instance != NONE) & (start != NULL)
+    return is_guessed
 
 
 def _without_numbers(calls: CollectiveCalls, is_wrong: Flags) -> CollectiveCalls:
@@ -643,6 +711,30 @@ class Sample:
         common = end + np.array([_lower_median(own) for own in late])[:, None]
         return cls(*(np.where(is_missing, np.nan, times - common) for times in (start, stop)))
 
+    @classmethod
+    def of_matches(cls, calls: CollectiveCalls, instance: Ints, rows: Ints) -> "Sample":
+        """Compare some collectives of the rank that has most, on clocks of constant drift.
+
+        `instance` has the collective of each call; `rows` are those of one group whose starts
+        are known, sorted by rank and end. Ranks that share none with that rank are left out,
+        and collectives of that rank alone.
+        """
+        members = np.split(rows, block_starts(calls.rank[rows])[1:])
+        duration = calls.stop if calls.start is None else calls.stop - calls.start
+        reference = max(members, key=len)
+        chosen = reference[sampled(len(reference), _COMPARED)]
+        starts, stops = (np.full((len(members), len(chosen)), np.nan) for _ in range(2))
+        for at, own in enumerate(members):
+            _, place, row = np.intersect1d(instance[chosen], instance[own], return_indices=True)
+            if len(place):
+                own_stop = calls.stop[own[row]]
+                late = without_drift(own_stop - calls.stop[chosen[place]], own_stop)
+                stops[at, place] = late
+                starts[at, place] = late - duration[own[row]]
+        counts = ~np.isnan(stops)
+        used = np.ix_(counts.any(axis=1), counts.sum(axis=0) > 1)
+        return cls(starts[used], stops[used])
+
     @property
     def ends_ns(self) -> Floats:
         """Time in ns from the first to the last end of each collective, as float64.
@@ -660,7 +752,7 @@ class Sample:
 
     def refusal(self) -> Refusal | None:
         """Return why these are not collectives of all ranks, a text code; None if they are."""
-        if np.isnan(self.stop).all(axis=1).any():
+        if self.stop.shape[1] < LEAST or np.isnan(self.stop).all(axis=1).any():
             return "few"
         last_arrival, first_end = np.nanmax(self.start, axis=0), np.nanmin(self.stop, axis=0)
         if (last_arrival > first_end + FLOOR_NS).any():
