@@ -10,6 +10,7 @@ import pytest
 from builders.commands import invoke
 from builders.nsys_report import NVTX
 
+import fastcomm
 from fastcomm.metrics import spill_files
 from fastcomm.ranks.matching import CollectiveCalls, match
 from fastcomm.synthetic.job import Job
@@ -112,3 +113,9 @@ def test_reports_without_groups_match_nothing_and_say_why(report, rows, monkeypa
     assert (document["matching"]["collectives"], document["skew"]) == (0, [])
     assert "the members of their groups are unknown" in document["matching"]["note"]
     assert {of["offset_ns"] for of in document["clocks"]["offsets"]} == {None}
+
+
+def test_no_path_goes_through_them(report):
+    path = fastcomm.open(report).critical_path()
+    assert not path.is_joined
+    assert "have communication of one group" in path.notes[0]
