@@ -563,8 +563,8 @@ def on_device_clock(
     stop = np.maximum(np.maximum.accumulate(last), iterations.stop[places])
     is_followed = _is_followed(iterations)[places[:-1]]
     stop[:-1] = np.where(is_followed, start[1:], np.minimum(stop[:-1], start[1:]))
-    is_own = ~incomplete[places] & (places < count)
-    rows = np.flatnonzero(is_own & (stop > start))
+    # A step during which the device works for others only is a step without time of its own.
+    rows = np.flatnonzero(~incomplete[places] & (places < count))
     used = places[rows]
     others = np.setdiff1d(np.flatnonzero(~incomplete[:count]), places)
     gaps = start[1:] - stop[:-1]
@@ -576,10 +576,7 @@ def on_device_clock(
         found_by=iterations.found_by,
         warnings=(
             *_without("device work", iterations.number[others]),
-            *_without(
-                "time of their own on the device",
-                iterations.number[np.setdiff1d(places[is_own], used)],
-            ),
+            *_empty(iterations.number[used[start[rows] == stop[rows]]], len(rows)),
             *_pauses(iterations.number[places], pauses, gaps[pauses]),
             *_long_gaps(iterations, places[places < count]),
             *_launched_before(work, int(iterations.number[busy[0]]), start[0], stop[0]),
@@ -705,6 +702,18 @@ def _launched_before(work: DeviceWork, number: int, start: int, stop: int) -> li
         f"launch ({events}), which counts by its time; if it was launched before the "
         "recording, leave the iteration out with --steps"
     ]
+
+
+def _empty(numbers: Ints, count: int) -> tuple[str, ...]:
+    """Return a warning that names empty iterations, if any of `count` are."""
+    if not len(numbers):
+        return ()
+    text = in_ranges(np.sort(numbers).tolist())
+    return (
+        f"{len(numbers)} of {counted(count, 'iteration')} have no time of their own on the "
+        f"device, which runs behind its host: {text}. Means count them; which of their "
+        "neighbors has their time depends on which work runs first",
+    )
 
 
 def _without(lack: str, numbers: Ints) -> tuple[str, ...]:

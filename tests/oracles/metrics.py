@@ -143,7 +143,7 @@ def windows_on_device(marks, work):
         found.append({**mark, "start": begin, "stop": max(mark["stop"], latest)})
         found[-1].update(mark_start=mark["start"], mark_stop=mark["stop"])
         before = before if last is None else last
-    return [step for step in found if step["stop"] > step["start"]]
+    return found
 
 
 def follows(step, mark):

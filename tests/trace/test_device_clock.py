@@ -89,6 +89,7 @@ def test_steps_that_follow_each_other_cover_the_recording_exactly_once(job):
     busy = has_work(marks, work)
     if len(busy) == len(marks):
         rows, _ = found_by_kernel(marks, work)
+        assert [number for number, *_ in rows] == [mark["number"] for mark in marks]
         assert all(one[2] == two[1] for one, two in pairwise(rows))
         assert marks[0]["start"] <= rows[0][1]
         launched = [stop for _, stop, at in work if at is not None and at < marks[-1]["stop"]]
@@ -96,6 +97,10 @@ def test_steps_that_follow_each_other_cover_the_recording_exactly_once(job):
         assert rows[-1][2] in (marks[-1]["stop"], *launched)
 
 
+EMPTY = "iterations have no time of their own on the device, which runs behind its host"
+EMPTY_MEANS = (
+    "Means count them; which of their neighbors has their time depends on which work runs first"
+)
 BEHIND_EARLIER = (
     [
         {"number": 0, "start": 15, "stop": 49, "place": 0},
@@ -108,8 +113,26 @@ BEHIND_EARLIER = (
 def test_the_first_step_begins_no_later_than_work_of_another():
     """Its own work waits for what was launched before the recording, on another stream."""
     rows, notes = found_by_kernel(*BEHIND_EARLIER)
-    assert rows == [(1, 102, 226)] == of(*BEHIND_EARLIER)
-    assert notes == ("iterations without time of their own on the device are left out: 0",)
+    assert rows == [(0, 102, 102), (1, 102, 226)] == of(*BEHIND_EARLIER)
+    assert notes == (f"1 of 2 {EMPTY}: 0. {EMPTY_MEANS}",)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4, 5, 7])
+def test_steps_without_time_of_their_own_count_in_means(every):
+    """The host is three steps ahead, and copies on another stream in some of the steps."""
+    marks = [
+        {"number": n, "start": 100 * n, "stop": 100 * n + 100, "place": n} for n in range(20)
+    ]
+    work = [(100 * n - 1, 100 * n + 99, 100 * n - 295) for n in range(23)]
+    work += [(100 * n + 2, 100 * n + 3, 100 * n + 1) for n in range(0, 20, every)]
+    rows, notes = found_by_kernel(marks, work)
+    assert rows == of(marks, work)
+    assert [number for number, *_ in rows] == list(range(20))
+    assert sum(stop - start for _, start, stop in rows) == 2299 - 2
+    empty = [number for number, start, stop in rows if start == stop]
+    assert bool(empty) == (every > 1)
+    listed = ", ".join(map(str, empty))
+    assert notes == ((f"{len(empty)} of 20 {EMPTY}: {listed}. {EMPTY_MEANS}",) if empty else ())
 
 
 @settings(max_examples=500)

@@ -68,6 +68,21 @@ def test_a_step_without_device_work_among_others_is_idle(tmp_path):
     assert trace.device_notes == ()
 
 
+def test_a_step_during_which_the_device_works_for_others_counts_in_means(tmp_path):
+    events = [
+        *(k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(3)),
+        *(k.launch(1, 11), k.kernel("long", 1, 25, correlation=11)),
+        *(k.launch(11, 12), k.kernel("late", 26, 10, correlation=12)),
+        *(k.launch(21, 13), k.kernel("copy", 22, 1, stream=9, correlation=13)),
+    ]
+    rows, trace = device_iterations(tmp_path, events)
+    assert rows == [(0, 0, 26_000), (1, 26_000, 26_000), (2, 26_000, 36_000)]
+    assert trace.device_notes[0].startswith("1 of 3 iterations have no time of their own")
+    found = compute_metrics(open_run(tmp_path / "rank0.json")).to_dict()
+    assert (found["iterations"], found["iteration"]["mean_ns"]) == (3, 12_000)
+    assert found["breakdown"]["exact"]["compute"] == 35 / 36
+
+
 @pytest.mark.parametrize(("took", "wanted"), [(3, ["60.0 %"]), (0, [])])
 def test_work_of_an_earlier_launch_in_the_first_step_is_reported(tmp_path, took, wanted):
     events = [
