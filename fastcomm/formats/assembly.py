@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.formats.communication import Collectives, Pattern, unused_patterns
 from fastcomm.formats.tagging import SOURCE, tag
-from fastcomm.formats.unrecorded_work import find_unanswered
+from fastcomm.formats.unrecorded_work import find_unanswered, waiting_steps
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.columns import nullable
 from fastcomm.trace.events import Events
@@ -32,6 +32,7 @@ from fastcomm.trace.iterations import (
     DeviceWork,
     IterationRule,
     Iterations,
+    Launching,
     Marks,
     find_iterations,
     on_device_clock,
@@ -327,7 +328,7 @@ def _iterations(
             count=count,
             is_host_run=meta.is_host_run,
             launches=0 if (work.launch != NULL).any() else len(events.unanswered()),
-            incomplete=incomplete,
+            launching=Launching(incomplete, waiting_steps(marks, events)),
         )
     except ConfigError as error:
         raise TraceFileError(f"{meta.path}: {error}") from error
@@ -379,12 +380,11 @@ def _on_device(
     *,
     is_host_run: bool,
     launches: int,
-    incomplete: Flags,
+    launching: Launching,
 ) -> _DeviceIterations:
     """Return the first `count` iterations on the device's clock, if the rule allows it.
 
-    `launches` is the number of launches without recorded work. The `incomplete` iterations of
-    `host`, a flag for each, are left out.
+    `launches` is the number of launches without recorded work.
 
     Raises ConfigError if the rule requires them, and there are none.
     """
@@ -398,7 +398,7 @@ def _on_device(
     reason = None if is_required else why_not_on_device_clock(host, work, launches)
     if reason is None:
         try:
-            iterations = on_device_clock(host, work, count, incomplete)
+            iterations = on_device_clock(host, work, count, launching)
         except ConfigError as error:
             if is_required:
                 raise ConfigError(f"--step-boundary device: {error}") from error

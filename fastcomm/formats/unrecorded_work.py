@@ -1,5 +1,7 @@
 """Find steps of which device work is not recorded, though the calls that launched it are.
 
+Also steps that launch none.
+
 A profiler drops buffers of device events when it cannot write them fast enough, and its device
 side may end before the host's. That time is not idle: nothing tells what the device did.
 """
@@ -10,8 +12,8 @@ import numpy as np
 
 from fastcomm import regexes
 from fastcomm.trace.events import Events
-from fastcomm.trace.host_names import COPY_CALL, GRAPH_LAUNCH, KERNEL_LAUNCH
-from fastcomm.trace.iterations import DeviceWork, Iterations, up_to_next
+from fastcomm.trace.host_names import COPY_CALL, GRAPH_LAUNCH, KERNEL_LAUNCH, LAUNCHING
+from fastcomm.trace.iterations import EMPTY, DeviceWork, Iterations, up_to_next
 from fastcomm.trace.run_traces import ranges
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
@@ -82,6 +84,31 @@ def find_unanswered(
         return nothing
     is_incomplete = (unrecorded > _LEAST_SHARE * launches) & (np.arange(len(none)) < count)
     return Unanswered(is_incomplete, launches, unrecorded)
+
+
+def waiting_steps(marks: Iterations, events: Events) -> Flags:
+    """Return which steps launch nothing, though the host is recorded within their marks.
+
+    Calls of the runtime tell it, and ranges inside of a mark. A mark that is much shorter than
+    others is no step.
+
+    Parameters
+    ----------
+    marks
+        Iterations on the host's clock.
+    events
+        Events of the rank.
+
+    """
+    (launches,) = _counts(events, up_to_next(marks), _named(events, f"{LAUNCHING}|{COPY_CALL}"))
+    (calls,) = _counts(events, marks, events.rows("runtime"))
+    inner = events.rows("annotation")
+    place = np.searchsorted(marks.start, events.start[inner]) - 1
+    inner = inner[(place >= 0) & (events.stop[inner] < marks.stop[place])]
+    calls += _counts(events, marks, inner)[0]
+    length = marks.stop - marks.start
+    is_waiting: Flags = (calls > 0) & (launches == 0) & (length > EMPTY * np.median(length))
+    return is_waiting
 
 
 def _counts(events: Events, steps: Iterations, *calls: Ints) -> tuple[Ints, ...]:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +35,7 @@ OPTIMIZER_STEPS = (r"Optimizer\.step#.*", r"DeepSpeedEngine\.step.*")
 _NEVER = np.iinfo(np.int64).max
 _LEAST_SHARE = 0.01  # of the device time of a step, to be worth a warning
 _DIGITS, _SEPARATORS = "0123456789", " _:#-"
-_EMPTY = 0.01  # of the median step
+EMPTY = 0.01  # of the median step: shorter marks are no steps
 _NO_PAUSE = 0.01  # of a step: marks that are not further apart follow each other
 _WAITED = 0.05  # of a step: work that begins this much later than its launch waits for a device
 _UNUSUAL = 10  # times the median time between marks
@@ -134,7 +135,7 @@ def _without_empty_end(steps: Iterations | None) -> Iterations | None:
         return steps
     length = steps.stop - steps.start
     last = int(np.argmax(steps.start))
-    if length[last] >= _EMPTY * np.median(np.delete(length, last)):
+    if length[last] >= EMPTY * np.median(np.delete(length, last)):
         return steps
     others = np.delete(np.arange(len(length)), last)
     warning = (
@@ -504,11 +505,18 @@ def why_not_on_device_clock(
     return None
 
 
+class Launching(NamedTuple):
+    """What calls of the host tell of iterations: a flag for each."""
+
+    is_incomplete: Flags  # device work that was launched is not recorded: it is left out
+    is_waiting: Flags  # the host is recorded, and launches nothing
+
+
 def on_device_clock(
     iterations: Iterations,
     work: DeviceWork,
     count: int | None = None,
-    incomplete: Flags | None = None,
+    launching: Launching | None = None,
 ) -> Iterations:
     """Return iterations on the device's clock.
 
@@ -517,9 +525,9 @@ def on_device_clock(
     the end of its mark or of the work of all iterations, whichever is later; so does one before
     a pause, with the work of those before it. The first begins no later than work of another.
     Work launched between a mark and the next that follows it is of the first. An iteration
-    without device work is idle, but left out before the first and behind the last with work.
-    Iterations by the period of collectives stay as they are; a whole trace lasts from its
-    first to its last device work.
+    without device work is idle, but left out before the first and behind the last with work
+    unless its host is known to wait. Iterations by the period of collectives stay as they are;
+    a whole trace lasts from its first to its last device work.
 
     Parameters
     ----------
@@ -529,9 +537,9 @@ def on_device_clock(
         Device work.
     count
         Number of leading iterations to return; None: all.
-    incomplete
-        Whether device work of each iteration is not recorded, so that it is left out; None: of
-        none. If the first work of the next one waited for the device, it begins there.
+    launching
+        What calls tell of each iteration; None: nothing. If the first work behind an incomplete
+        one waited for the device, the next one begins there.
 
     Raises
     ------
@@ -540,8 +548,9 @@ def on_device_clock(
 
     """
     count = len(iterations.number) if count is None else count
-    if incomplete is None:
-        incomplete = np.zeros(len(iterations.number), np.bool_)
+    if launching is None:
+        launching = Launching(*np.zeros((2, len(iterations.number)), np.bool_))
+    incomplete = launching.is_incomplete
     unmarked = _unmarked(iterations, work, count)
     if unmarked is not None:
         return without_incomplete(replace(unmarked, warnings=()), incomplete)
@@ -550,11 +559,13 @@ def on_device_clock(
     busy = np.flatnonzero(high > low)
     if not (busy < count).any():
         raise ConfigError("no recorded launch of device work lies inside a mark of a step")
-    # Between the first and the last mark with work, one without is idle.
-    places = np.arange(busy[0], busy[-1] + 1)
+    end = int(launched.stop[: high[busy[-1]]].max())
+    places = _with_waiting(busy, iterations, end, launching.is_waiting)
     first, last = _spans(launched, low[places], high[places])
-    ended = last[busy - busy[0]][np.searchsorted(busy, places, side="right") - 1]
-    before = _end_of_earlier(work, int(iterations.start[busy[0]]), int(first[0]))
+    before = _end_of_earlier(
+        work, int(iterations.start[places[0]]), int(first[first < _NEVER][0])
+    )
+    ended = np.append(before, last[busy - places[0]])[np.searchsorted(busy, places, "right")]
     start = np.minimum(first, np.append(before, ended[:-1]))
     behind = _behind_unrecorded(iterations, launched, (low, high), incomplete)[places]
     start[behind] = first[behind]
@@ -579,9 +590,25 @@ def on_device_clock(
             *_empty(iterations.number[used[start[rows] == stop[rows]]], len(rows)),
             *_pauses(iterations.number[places], pauses, gaps[pauses]),
             *_long_gaps(iterations, places[places < count]),
-            *_launched_before(work, int(iterations.number[busy[0]]), start[0], stop[0]),
+            *_launched_before(work, int(iterations.number[places[0]]), start[0], stop[0]),
         ),
     )
+
+
+def _with_waiting(busy: Ints, iterations: Iterations, end: int, waiting: Flags) -> Ints:
+    """Return iterations from the first to the last busy one, and waiting ones around them.
+
+    Behind the last, one counts if it waits for more than the device, which works until `end`:
+    a host that runs ahead waits for the device when all steps are over.
+    """
+    first, last = int(busy[0]), int(busy[-1])
+    own = iterations.stop - np.maximum(iterations.start, end)
+    is_step = waiting & (own > EMPTY * (iterations.stop - iterations.start))
+    while first and waiting[first - 1]:
+        first -= 1
+    while is_step[last + 1 : last + 2].any():
+        last += 1
+    return np.arange(first, last + 1)
 
 
 def _unmarked(iterations: Iterations, work: DeviceWork, count: int) -> Iterations | None:

@@ -91,7 +91,24 @@ def device_windows(trace):
             zip(marks, [*(mark["start"] for mark in marks[1:]), float("inf")], strict=True)
         )
     ]
-    return windows_on_device(marks, work)
+    return windows_on_device([{**mark, "waiting": waits(trace, mark)} for mark in marks], work)
+
+
+def waits(trace, mark):
+    """Whether the host is recorded inside of a mark, and launches nothing."""
+    own = [e for e in trace["events"] if mark["start"] <= e["start"] < mark["stop"]]
+    calls = [e["name"].lower() for e in own if e["cat"] in RUNTIME]
+    ranges = [
+        e
+        for e in own
+        if e["cat"] == "user_annotation"
+        and mark["start"] < e["start"]
+        and e["stop"] < mark["stop"]
+    ]
+    launching = ("launch", "memcpy", "memset", "enqueue")
+    return bool(calls or ranges) and not any(
+        word in name for name in calls for word in launching
+    )
 
 
 def windows_on_device(marks, work):
@@ -101,23 +118,15 @@ def windows_on_device(marks, work):
     last device work of the step before)). A step that no other follows ends with its mark, or
     with the last device work of the steps so far, if that is later.
     """
-    busy = []
-    for mark, following in zip(marks, [*marks[1:], None], strict=True):
-        # Choice: what is launched between a mark and the next that follows is of the first.
-        step = {**mark, "mark_start": mark["start"], "mark_stop": mark["stop"]}
-        goes_on = following is not None and follows(step, following)
-        end = following["start"] if goes_on else mark["stop"]
-        own = [w for w in work if w[2] is not None and mark["start"] <= w[2] < end]
-        first = min((w[0] for w in own), default=None)
-        busy.append((mark, first, max((w[1] for w in own), default=None)))
+    busy, ends = with_work(marks, work)
     # Choice: before the first work, and behind the last, the device may not be recorded.
-    while busy and busy[0][1] is None:
-        del busy[0]
-    while busy and busy[-1][1] is None:
-        del busy[-1]
-    if not busy:
+    places = [place for place, (_, first, _) in enumerate(busy) if first is not None]
+    if not places:
         return None
-    first_mark, first_work, _ = busy[0]
+    first_work = busy[places[0]][1]
+    end = max(stop for _, stop, launch in work if launch is not None and launch < ends[-1])
+    busy = busy[slice(*range_with_waiting(busy, places[0], places[-1], end))]
+    first_mark = busy[0][0]
     # Choice: work that no recorded call launched was queued before, if it runs before.
     queued = [
         stop
@@ -144,6 +153,41 @@ def windows_on_device(marks, work):
         found[-1].update(mark_start=mark["start"], mark_stop=mark["stop"])
         before = before if last is None else last
     return found
+
+
+def with_work(marks, work):
+    """The first start and last end of the work of each mark, and ends of marks with work."""
+    busy, ends = [], []
+    for mark, following in zip(marks, [*marks[1:], None], strict=True):
+        # Choice: what is launched between a mark and the next that follows is of the first.
+        step = {**mark, "mark_start": mark["start"], "mark_stop": mark["stop"]}
+        goes_on = following is not None and follows(step, following)
+        end = following["start"] if goes_on else mark["stop"]
+        own = [w for w in work if w[2] is not None and mark["start"] <= w[2] < end]
+        if own:
+            ends.append(end)
+        first = min((w[0] for w in own), default=None)
+        busy.append((mark, first, max((w[1] for w in own), default=None)))
+    return busy, ends
+
+
+def range_with_waiting(busy, first, last, end):
+    """The range of the marks `first` to `last`, and of those around them that launch nothing.
+
+    Choice: behind the last, they wait for more than the device, which works up to `end`.
+    """
+
+    def is_step(mark):
+        own = mark["stop"] - max(mark["start"], end)
+        return 100 * own > mark["stop"] - mark["start"]
+
+    while first and busy[first - 1][0].get("waiting"):
+        first -= 1
+    while last + 1 < len(busy) and busy[last + 1][0].get("waiting"):
+        if not is_step(busy[last + 1][0]):
+            break
+        last += 1
+    return first, last + 1
 
 
 def follows(step, mark):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracles.metrics import windows_on_device
 
 from fastcomm.errors import ConfigError
-from fastcomm.trace.iterations import DeviceWork, Iterations, on_device_clock
+from fastcomm.trace.iterations import DeviceWork, Iterations, Launching, on_device_clock
 from fastcomm_kernels.arrays import NULL
 
 TIMES = st.integers(0, 30)
@@ -26,10 +26,14 @@ def jobs(draw, ahead=TIMES, gaps=GAPS):
     number = draw(st.integers(0, 5))
     for place in range(draw(st.integers(1, 20))):
         length = draw(st.integers(1, 40))
-        marks.append({"number": number, "start": at, "stop": at + length, "place": place})
+        mark = {"number": number, "start": at, "stop": at + length, "place": place}
+        marks.append({**mark, "waiting": draw(st.booleans())})
         at += length + draw(gaps)
         number += draw(st.sampled_from([1, 1, 1, 9]))
     launches = draw(st.lists(st.tuples(st.integers(0, at), st.booleans()), max_size=40))
+    edges = [*(mark["start"] for mark in marks[1:]), at]
+    for mark, edge in zip(marks, edges, strict=True):
+        mark["waiting"] &= not any(mark["start"] <= launch < edge for launch, _ in launches)
     free, work = [0, 0], []
     for launch, stream in sorted(launches):
         start = max(launch + draw(ahead), free[stream])
@@ -54,6 +58,10 @@ def found_by_kernel(marks, work):
     found = on_device_clock(
         Iterations(number=number, start=start, stop=stop, found_by="names"),
         DeviceWork(start=begin, stop=end, launch=launch),
+        launching=Launching(
+            np.zeros(len(marks), np.bool_),
+            np.array([mark.get("waiting", False) for mark in marks]),
+        ),
     )
     rows = zip(found.number.tolist(), found.start.tolist(), found.stop.tolist(), strict=True)
     return list(rows), found.warnings

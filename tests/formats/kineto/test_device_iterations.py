@@ -83,6 +83,65 @@ def test_a_step_during_which_the_device_works_for_others_counts_in_means(tmp_pat
     assert found["breakdown"]["exact"]["compute"] == 35 / 36
 
 
+def host_call(ts, name="cudaStreamSynchronize", dur=1):
+    return k.event(name, "cuda_runtime", ts, dur, pid=100, tid=1, correlation=int(ts) + 500)
+
+
+def steps_of_ten(*with_work, more=()):
+    """Five steps of 10, some of which launch a kernel of 4, and wait for it."""
+    events = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(5)]
+    for n in with_work:
+        at = 10 * n
+        events += [k.launch(at + 5, n + 1), k.kernel("gemm", at + 6, 4, correlation=n + 1)]
+    return [*events, *more]
+
+
+@pytest.mark.parametrize("idle", [[0], [4], [0, 1], [0, 3, 4]])
+@pytest.mark.parametrize("recorded", ["call", "range"])
+def test_first_and_last_steps_in_which_the_host_only_waits_count(tmp_path, idle, recorded):
+    inside = [
+        host_call(10 * n + 2) if recorded == "call" else k.mark("loading", 10 * n + 2, 5)
+        for n in idle
+    ]
+    events = steps_of_ten(*({*range(5)} - {*idle}), more=inside)
+    rows, trace = device_iterations(tmp_path, events)
+    assert rows == [(n, 10_000 * n, 10_000 * (n + 1)) for n in range(5)]
+    assert trace.device_notes == ()
+    found = compute_metrics(open_run(tmp_path / "rank0.json")).to_dict()
+    assert found["breakdown"]["exact"]["compute"] == (5 - len(idle)) * 4 / 50
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],  # the host may not be recorded
+        [k.mark("around", 38, 15)],
+        [k.launch(41, 99), host_call(45)],  # whose work may be lost
+        [k.event("cudaMemcpyAsync", "cuda_runtime", 41, 1, pid=100, tid=1, correlation=99)],
+    ],
+)
+def test_a_last_step_whose_work_may_be_lost_is_left_out(tmp_path, more):
+    rows, trace = device_iterations(tmp_path, steps_of_ten(0, 1, 2, 3, more=more))
+    assert [number for number, *_ in rows] == [0, 1, 2, 3]
+    (warning,) = [
+        note for note in (*trace.device_notes, *trace.meta.warnings) if "left" in note
+    ]
+    assert re.search("left out: 4|iteration 4 is left out", warning)
+
+
+def test_a_mark_in_which_the_host_waits_for_all_work_is_no_step(tmp_path):
+    """The host runs ahead, and waits for the device when the loop is over."""
+    events = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
+    events += [k.mark("ProfilerStep#4", 40, 10.04), host_call(40, dur=10)]
+    for n in range(4):
+        own = k.kernel("gemm", 10 + 10 * n, 10, correlation=n + 1)
+        events += [k.launch(10 * n + 1, n + 1), own]
+    rows, trace = device_iterations(tmp_path, events)
+    later = [(n, 10_000 * (n + 1), 10_000 * (n + 2)) for n in (1, 2, 3)]
+    assert rows == [(0, 0, 20_000), *later]
+    assert trace.device_notes == ("iterations without device work are left out: 4",)
+
+
 @pytest.mark.parametrize(("took", "wanted"), [(3, ["60.0 %"]), (0, [])])
 def test_work_of_an_earlier_launch_in_the_first_step_is_reported(tmp_path, took, wanted):
     events = [
