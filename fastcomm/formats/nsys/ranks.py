@@ -81,9 +81,11 @@ def read(path: Path, options: TraceOptions, member: Member) -> Trace:
         member.communicators,
         options,
     )
-    missing: tuple[str, ...] = () if report.has_gpu else ("device",)
-    notes = nsys_report.kernel_warnings(export, events) if report.has_gpu else ()
-    if unknown or notes:
+    missing: tuple[str, ...] = ()
+    notes = nsys_report.kernel_warnings(export, events, has_gpu=report.has_gpu)
+    if notes == (nsys_report.HOST_ALONE,):
+        missing = ("device",)
+    elif unknown or notes:
         missing = ("device_kinds",) if unknown else ("kernels",)
     elif nsys_report.graph_share(events) > SMALL:
         missing = ("graphs",)
@@ -189,8 +191,8 @@ def _peek(path: Path) -> _Peek:
     report = read_report(export)
     if not report.processes:
         raise TraceFileError(
-            f"{path}: no device work ({', '.join(schema.DEVICE_WORK)}) and no NVTX range "
-            "of any process; collect with `nsys profile -t cuda,nvtx ...`"
+            f"{path}: no device work ({', '.join(schema.DEVICE_WORK)}), no NVTX range "
+            "and no call of CUDA of any process; collect with `nsys profile -t cuda,nvtx ...`"
         )
     nccl = read_nccl(export, None, report.ends)
     records = {

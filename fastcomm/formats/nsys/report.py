@@ -35,6 +35,10 @@ _LOG = logging.getLogger("fastcomm")
 _PAYLOADS = ("--include-blobs=true", "--include-json=true")
 _LONGEST = 200  # characters of what nsys says
 _PRIVATE = 0o700
+HOST_ALONE = (
+    "no device work in the export, ranges of the host alone, so that compute, communication, "
+    "overlap and idle time are n/a; collect with `nsys profile -t cuda,nvtx ...`"
+)
 # Schemas up to this major version have the tables that `nsys` names.
 _NEWEST_MAJOR = 3
 
@@ -153,7 +157,7 @@ def read_report(export: Export) -> Report:
         epoch=epoch,
         ends=frozenset(end for end in ends if end is not None),
         parameters=parameters,
-        notes=_notes(parameters, epoch, unowned, has_gpu=has_gpu),
+        notes=_notes(parameters, epoch, unowned),
     )
 
 
@@ -167,7 +171,7 @@ def _parameters(export: Export) -> dict[str, str]:
 def _processes(export: Export) -> tuple[tuple[int, ...], bool, float]:
     """Return the processes that are ranks, sorted by number.
 
-    These are processes with device work or, if there are none, with NVTX ranges.
+    These are processes with device work or, if there are none, with NVTX ranges, or with calls.
 
     Returns
     -------
@@ -184,7 +188,7 @@ def _processes(export: Export) -> tuple[tuple[int, ...], bool, float]:
         If no row of device work names its process.
 
     """
-    for tables in (schema.DEVICE_WORK, (schema.NVTX,)):
+    for tables in (schema.DEVICE_WORK, (schema.NVTX,), (schema.RUNTIME,)):
         owners = set().union(*(export.processes(table) for table in tables))
         processes = {process for process in owners if process is not None}
         has_gpu = tables is schema.DEVICE_WORK
@@ -221,17 +225,9 @@ def _number(text: str | None) -> int:
         return 0
 
 
-def _notes(
-    parameters: dict[str, str], epoch: int | None, unowned: float, *, has_gpu: bool
-) -> tuple[str, ...]:
+def _notes(parameters: dict[str, str], epoch: int | None, unowned: float) -> tuple[str, ...]:
     """Return the warnings about an export as a whole."""
     notes = []
-    if not has_gpu:
-        notes.append(
-            "no device work in the export, ranges of the host alone, so that compute, "
-            "communication, overlap and idle time are n/a; collect with `nsys profile -t "
-            "cuda,nvtx ...`"
-        )
     major = _number(parameters.get("EXPORT_SCHEMA_VERSION_MAJOR"))
     if major > _NEWEST_MAJOR:
         version = parameters.get("EXPORT_SCHEMA_VERSION", major)
@@ -252,11 +248,16 @@ def _notes(
     return tuple(notes)
 
 
-def kernel_warnings(export: Export, events: Events) -> tuple[str, ...]:
-    """Return a warning if the kernels of a process are missing, and with them compute."""
+def kernel_warnings(export: Export, events: Events, *, has_gpu: bool) -> tuple[str, ...]:
+    """Return a warning if the kernels of a process are missing, and with them compute.
+
+    `has_gpu` is whether any process has device work.
+    """
     if len(events.rows("kernel")):
         return ()
     launches = len(events.unanswered())
+    if not launches and not has_gpu:
+        return (HOST_ALONE,)
     if not launches and (export.has(schema.KERNEL) or export.has(schema.GRAPH)):
         return ()
     reason = f"the table {schema.KERNEL} has no kernel of the process"

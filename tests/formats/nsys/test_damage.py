@@ -140,9 +140,10 @@ def test_another_database_is_refused_with_its_tables(tmp_path):
 
 
 def test_an_export_without_any_work_or_range_is_refused(export):
-    tables = [KERNEL, NVTX, *(f"CUPTI_ACTIVITY_KIND_{name}" for name in ("MEMCPY", "MEMSET"))]
+    others = ("MEMCPY", "MEMSET", "RUNTIME")
+    tables = [KERNEL, NVTX, *(f"CUPTI_ACTIVITY_KIND_{name}" for name in others)]
     change(export, *(f"DROP TABLE {table}" for table in tables))
-    refused(export, "no device work .* and no NVTX range")
+    refused(export, "no device work .*, no NVTX range and no call")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 from builders.commands import invoke
-from builders.nsys_report import COPY, KERNEL, NVTX, RUNTIME, SMALL
+from builders.nsys_report import COPY, KERNEL, MEMSET, NVTX, RUNTIME, SMALL
 from builders.opened import open_run
 
 from fastcomm.metrics.computation import compute_metrics
@@ -89,6 +89,14 @@ def test_a_view_in_place_of_a_version_of_a_table_is_refused(tmp_path):
     assert f"{KERNEL}_V3 is a view" in invoke("metrics", path, code=1).stderr
 
 
+NO_WORK = [f"DROP TABLE {table}" for table in (KERNEL, COPY, MEMSET)]
+ONLY_GRAPHS = [
+    f"DELETE FROM {RUNTIME} WHERE nameId NOT IN (SELECT id FROM StringIds WHERE value LIKE "
+    "'%LaunchKernel%')",
+    "UPDATE StringIds SET value = 'cudaGraphLaunch_v10000' WHERE value LIKE '%LaunchKernel%'",
+]
+
+
 @pytest.mark.parametrize(
     ("statements", "words"),
     [
@@ -96,6 +104,11 @@ def test_a_view_in_place_of_a_version_of_a_table_is_refused(tmp_path):
         ([f"DROP TABLE {KERNEL}", f"DROP TABLE {RUNTIME}"], "no table of kernels"),
         ([f"DELETE FROM {KERNEL}"], "has no kernel of the process, though"),
         ([f'ALTER TABLE {KERNEL} RENAME TO "OTHER_KERNELS"'], "no table of kernels"),
+        (NO_WORK, "no table of kernels"),
+        ([*NO_WORK, f"DROP TABLE {NVTX}"], "no table of kernels"),
+        ([*NO_WORK, f"ALTER TABLE {RUNTIME} RENAME TO {RUNTIME}_V3"], "no table of kernels"),
+        ([*NO_WORK, *ONLY_GRAPHS], "no table of kernels"),
+        ([*NO_WORK[1:], f"DELETE FROM {KERNEL}"], "has no kernel of the process, though"),
     ],
 )
 def test_without_kernels_compute_is_not_available(tmp_path, statements, words):
