@@ -124,23 +124,29 @@ def _name(events: Events, row: int) -> str:
 
 def _wrong_durations(events: Events, work: Ints) -> list[str]:
     """Return a warning that names work with impossible durations, if there is any."""
-    pairs = list(_contradictions(events, work))
-    if not pairs:
+    parts = list(_contradictions(events, work))
+    if not parts:
         return []
-    rows, counts = np.unique(np.concatenate(pairs), return_counts=True)
-    longest = rows[np.lexsort((rows, -counts))][:_MOST_NAMED]
-    named = ", ".join(_described(events, row, counts[rows == row][0]) for row in longest)
+    rows = np.sort(np.concatenate([longer for longer, _ in parts]))
+    duration = events.stop[rows] - events.start[rows]
+    streams = {int(events.lane[own[0]]): own for _, own in parts}
+    named = ", ".join(
+        _described(events, row, streams[int(events.lane[row])])
+        for row in rows[np.argsort(-duration, kind="stable")][:_MOST_NAMED].tolist()
+    )
     return [
         f"{counted(len(rows), 'event')} with an impossible duration, since a stream is serial: "
         f"{named}{_more(rows)}. Compute, idle time and all shares of the step depend on it"
     ]
 
 
-def _described(events: Events, row: int, count: int) -> str:
-    """Return the name of an event, and what is impossible about it."""
+def _described(events: Events, row: int, stream: Ints) -> str:
+    """Return the name of an event, and what is impossible about it in its stream."""
+    later = stream[stream > row]
+    overlapped = np.count_nonzero(events.stop[later] < events.stop[row] - _APART_NS)
     lasts = format_ns(int(events.stop[row] - events.start[row]))
-    overlapped = counted(count, "later event")
-    return f"{_name(events, row)!r} lasts {lasts} and overlaps {overlapped} of its stream"
+    text = f"{_name(events, row)!r} lasts {lasts} and overlaps "
+    return f"{text}{counted(int(overlapped), 'later event')} of its stream"
 
 
 def merged_work(events: Events, work: Ints) -> tuple[int, int]:
@@ -172,11 +178,17 @@ def doubled_work(events: Events, work: Ints) -> int:
     return count if count > most else 0
 
 
-def _contradictions(events: Events, work: Ints) -> Iterator[Ints]:
-    """Yield per stream the row of the work that lasts beyond each later work."""
+def _contradictions(events: Events, work: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Yield per stream the rows of work that lasts beyond later work, and of all its work.
+
+    Nodes of graphs are left out.
+    """
     for rows, longer, _ in _overlaps(events, work, events.stop):
-        if len(np.unique(longer)) <= max(_FEW, _MOST * len(rows)):
-            yield longer
+        if 0 < len(np.unique(longer)) <= max(_FEW, _MOST * len(rows)):
+            own = rows[~_in_graph(events, rows, rows)]
+            stop = events.stop[own]
+            earliest = np.minimum.accumulate(stop[::-1])[::-1]  # of an event and later ones
+            yield own[:-1][stop[:-1] - _APART_NS > earliest[1:]], own
 
 
 def _overlaps(events: Events, work: Ints, moment: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:

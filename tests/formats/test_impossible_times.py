@@ -37,6 +37,23 @@ def test_work_that_lasts_beyond_its_successors_is_named(tmp_path):
     assert warned(tmp_path, events) == [("k5", "19"), ("k30", "2")]
 
 
+def test_all_work_that_lasts_beyond_its_successors_counts(tmp_path):
+    """Also where each of them ends before the next one, as after a change of the clock."""
+    events = kernels(40)
+    for place in (5, 6, 7, 8):
+        events[place]["dur"] = 20_000
+    path = k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#1", 0, 10**6), *events])
+    (text,) = [
+        text
+        for text in reader.read(path, TraceOptions()).meta.warnings
+        if "impossible duration" in text
+    ]
+    assert text.startswith("4 events with an impossible duration")
+    named = re.findall(r"'([^']+)' lasts .*? overlaps (\d+) later", text)
+    assert named == [("k5", "16"), ("k6", "17"), ("k7", "18")]
+    assert ", and 1 more. " in text
+
+
 def test_successors_that_begin_early_are_no_fault(tmp_path):
     assert warned(tmp_path, kernels(40, lasts=1_020)) == []
     assert warned(tmp_path, kernels(40, lasts=1_900)) == []
