@@ -212,8 +212,13 @@ def _add_kernels(parts: _Parts, export: Export, process: int) -> None:
 
 def _add_copies(parts: _Parts, export: Export, process: int) -> None:
     """Add the copies and memsets of a process."""
-    rows = export.rows(schema.MEMCPY, (*_DEVICE, "bytes", "copyKind"), process=process)
-    names = _labels(rows["copyKind"], schema.COPIES, "Memcpy")
+    columns = (*_DEVICE, "bytes", "copyKind", *schema.COPY_ENDS)
+    rows = export.rows(schema.MEMCPY, columns, process=process)
+    source, target = (rows[name] for name in schema.COPY_ENDS)
+    is_between = (source != target) & (source != NULL) & (target != NULL)
+    is_between &= rows["copyKind"] == schema.ON_DEVICE
+    kind = np.where(is_between, schema.BETWEEN_DEVICES, rows["copyKind"])
+    names = _labels(kind, schema.COPIES, "Memcpy")
     parts.add("memcpy", names, **_device(rows), bytes=rows["bytes"])
     rows = export.rows(schema.MEMSET, (*_DEVICE, "bytes"), process=process)
     names = _labels(np.zeros(rows.count, np.int64), {0: "Memset (Device)"}, "Memset")

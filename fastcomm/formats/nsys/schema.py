@@ -78,6 +78,9 @@ _DIRECTIONS = (
     *("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
     *("HtoD (unified memory)", "DtoH (unified memory)", "DtoD (unified memory)"),
 )
+ON_DEVICE, BETWEEN_DEVICES = (_DIRECTIONS.index(name) + 1 for name in ("DtoD", "PtoP"))
+# A copy between devices is also recorded as one on a device, with different numbers here.
+COPY_ENDS = ("srcDeviceId", "dstDeviceId")
 COPIES = {number: f"Memcpy {direction}" for number, direction in enumerate(_DIRECTIONS, 1)}
 # `syncType`, with the names of Kineto.
 SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}

@@ -136,3 +136,27 @@ def test_a_process_that_launches_nothing_but_copies_computes_nothing(tmp_path):
     )
     data = json.loads(invoke("metrics", path, "--json").stdout)
     assert data["breakdown"]["exact"]["compute"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends", "is_communication"),
+    [
+        (10, (0, 1), True),
+        (8, (0, 1), True),
+        (8, (0, 0), False),
+        (8, (0, None), False),
+        (8, None, False),  # exports without the columns
+        (1, (0, 1), False),
+    ],
+)
+def test_copies_between_devices_are_communication(tmp_path, kind, ends, is_communication):
+    (path,) = write_nsys(SMALL, tmp_path, ranks=[0])
+    run(path, f"UPDATE {COPY} SET copyKind = {kind}")
+    for place, name in enumerate(("srcDeviceId", "dstDeviceId")):
+        if ends is None:
+            run(path, f"ALTER TABLE {COPY} DROP COLUMN {name}")
+        else:
+            end = "NULL" if ends[place] is None else ends[place]
+            run(path, f"UPDATE {COPY} SET {name} = {end}")
+    exact = json.loads(invoke("metrics", path, "--json").stdout)["breakdown"]["exact"]
+    assert (exact["memcpy"] < 1e-6) == is_communication  # what is left are memsets
