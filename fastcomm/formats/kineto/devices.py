@@ -23,6 +23,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.formats.kineto.chrome import Scanned, Selection
 from fastcomm.formats.sources import CHANGED, busy, is_for_others, unused
 from fastcomm.formats.stream import BLOCK, blocks
+from fastcomm.trace.iterations import COMMON_NAMES, PROFILER_STEP
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.json_events import TEXT_LANE
@@ -47,6 +48,8 @@ _LEFT_OUT = (
     "which process launched {} of {} events of the devices with number {} is not recorded: "
     "they are left out, so that their time counts as idle"
 )
+_STEP = re.compile(f"{PROFILER_STEP}|{COMMON_NAMES}")
+_SAME_STEP = 0.01  # of a step: marks of several processes this near to each other agree
 _LARGEST = 1 << 31  # numbers of devices and processes of kernels are smaller
 
 
@@ -279,7 +282,8 @@ def ranks_of(
     unknown = [str(device) for device in devices if not device.hosts]
     lacking = (
         f"which process launched the work of {', '.join(unknown)} is not recorded, so that "
-        "nothing of the host is known: neither marks of steps nor causes of idle time"
+        "nothing of the host is known: neither marks of steps, unless those of all processes "
+        "agree, nor causes of idle time"
     )
     return ranks, (text, lacking, *others) if unknown else (text, *others)
 
@@ -379,6 +383,8 @@ def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
         if unclear := int((launchers == _UNCLEAR).sum()):
             warnings = (*warnings, _LEFT_OUT.format(unclear, len(rows), device.number))
     is_shared = ~on_device & np.isin(columns["process"], hosts)
+    if not device.hosts:
+        is_shared |= _common_marks(scanned)
     same_host = np.isin(columns["process"], [*own, *_siblings(names, device)])
     is_shared &= ~is_for_others(columns, is_own, on_device & ~is_own & same_host)
     selected = is_own | is_shared
@@ -390,6 +396,26 @@ def part_of(scanned: Scanned, device: ProcessDevice) -> Scanned:
             key: value for key, value in scanned.envelope.items() if key != "distributedInfo"
         },
     )
+
+
+def _common_marks(scanned: Scanned) -> Flags:
+    """Return which events are the marks of one process, if those of all agree; else none.
+
+    They are the steps of each then, whichever launched the work of a device.
+    """
+    columns = scanned.columns
+    is_mark = np.zeros(len(columns["kind"]), np.bool_)
+    rows = np.flatnonzero(columns["kind"] == KIND["annotation"])
+    rows = rows[scanned.are_named(rows, _STEP.match)]
+    processes = np.unique(columns["process"][columns["kind"] == KIND["runtime"]]).tolist()
+    marks = [rows[columns["process"][rows] == process] for process in processes]
+    if not marks or not len(marks[0]) or len({*map(len, marks)}) > 1:
+        return is_mark
+    start, stop, name = (columns[key][np.stack(marks)] for key in ("start", "stop", "name"))
+    near = _SAME_STEP * (stop - start)[0]
+    agree = (np.ptp(start, axis=0) <= near) & (np.ptp(stop, axis=0) <= near)
+    is_mark[marks[0]] = agree.all() and not np.ptp(name, axis=0).any()
+    return is_mark
 
 
 def of_one_rank(scanned: Scanned) -> tuple[Scanned, tuple[ProcessDevice, ...], tuple[str, ...]]:

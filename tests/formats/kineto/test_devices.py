@@ -394,18 +394,29 @@ def test_a_file_of_ranks_with_other_processes_is_measured_like_their_files(
     assert "the ranks are a guess" in found["warnings"][0]
 
 
-def test_without_a_known_process_nothing_of_the_host_is_told(ranks, tmp_path):
-    path = merged(ranks, tmp_path / "all.json.gz", lambda *pair: moved(*pair, with_calls=False))
+@pytest.mark.parametrize(("shift", "steps"), [(0, 2), (1_000, 1)])
+def test_without_a_known_process_only_marks_that_agree_are_told(ranks, tmp_path, shift, steps):
+    """The marks of one rank are moved by `shift` us; steps take 30 ms."""
+
+    def change(event, rank):
+        moved(event, rank, with_calls=False)
+        if rank == 2 and event["name"].startswith("ProfilerStep"):
+            event["ts"] += shift
+
+    path = merged(ranks, tmp_path / "all.json.gz", change)
     whole = json.loads(gzip.decompress(path.read_bytes()))
     # In the order of their times, the calls of all ranks are everywhere in the file.
     whole["traceEvents"].sort(key=lambda event: event.get("ts", 0))
     path.write_text(json.dumps(whole))
     path = path.rename(tmp_path / "all.json")
     found = measured(path)
-    assert len(measured(path, command="info")["iterations"]) == 1
+    assert len(measured(path, command="info")["iterations"]) == steps
     said = "".join(found["warnings"])
     assert "which process launched the work of GPU 0 in lane 2000002, " in said
-    assert "neither marks of steps nor causes of idle time" in said
+    assert "neither marks of steps, unless those of all processes agree, nor causes" in said
+    if steps > 1:
+        truth = measured(ranks, "--step-boundary", "host")["iteration"]["mean_ns"]
+        assert found["iteration"]["mean_ns"] == pytest.approx(truth, rel=0.01)
 
 
 def test_a_store_has_each_device(tmp_path):
