@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.formats.communication import Collectives, Pattern, unused_patterns
+from fastcomm.formats.marks import without_idle_threads
 from fastcomm.formats.tagging import SOURCE, tag
 from fastcomm.formats.unrecorded_work import find_unanswered, waiting_steps
 from fastcomm.trace import bytes as byte_rules
@@ -35,6 +36,7 @@ from fastcomm.trace.iterations import (
     Launching,
     Marks,
     find_iterations,
+    mark_patterns,
     on_device_clock,
     why_not_on_device_clock,
     without_cut_end,
@@ -325,7 +327,7 @@ def _iterations(
             "process that is no rank (a coordinator, a data loader): give the traces of ranks"
         )
     try:
-        marks = find_iterations(_marks(events, collectives), rule)
+        marks = find_iterations(_marks(events, collectives, rule.regex), rule)
         work = _device_work(events)
         whole = _without_cut_end(marks, work, events) if meta.is_truncated else marks
         count = len(whole.number)
@@ -346,10 +348,10 @@ def _iterations(
         raise TraceFileError(f"{meta.path}: {error}") from error
 
 
-def _marks(events: Events, collectives: Collectives) -> Marks:
+def _marks(events: Events, collectives: Collectives, regex: str | None) -> Marks:
     """Return the ranges and collectives that may mark iterations."""
     start, stop = events.start, events.stop
-    rows = events.rows("annotation")
+    rows = without_idle_threads(events, events.rows("annotation"), mark_patterns(regex))
     key = collectives.op.astype(np.int64) * 1_000_003 + collectives.group
     key = key * 1_000_003 + np.where(
         collectives.sizes.payload == NULL, -1, collectives.sizes.payload

@@ -39,6 +39,7 @@ from fastcomm.formats.kineto.devices import (
 from fastcomm.formats.kineto.host import is_host_run, json_list, with_host_collectives
 from fastcomm.formats.kineto.host_groups import Assigned, distributed_info
 from fastcomm.formats.kineto.host_work import as_device
+from fastcomm.formats.marks import without_idle_threads
 from fastcomm.formats.sources import check_count
 from fastcomm.trace.columns import first_seen, sums
 from fastcomm.trace.events import Events
@@ -265,12 +266,13 @@ def _merged(events: Events) -> str | None:
 def _merged_by_marks(events: Events, lanes: pa.Table) -> str | None:
     """Return the warning about a file that has several processes as one; None if it has not.
 
-    A process has one step of a number at a time.
+    A process has one step of a number at a time, but for threads that launch nothing.
     """
     marks = events.rows_named(lambda name: _STEP.match(name) is not None, "annotation")
     latest = np.maximum.accumulate(events.stop[marks])
     if (events.start[marks[1:]] >= latest[:-1]).all():  # no two are open at once
         return None
+    marks = without_idle_threads(events, marks, (PROFILER_STEP,))
     process = lanes["process"].combine_chunks().dictionary_encode().indices.to_numpy()
     process, name = process[events.lane[marks]], events.name[marks]
     order = np.lexsort((events.start[marks], process, name))

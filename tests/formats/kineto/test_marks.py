@@ -198,3 +198,55 @@ def test_operators_are_searched_in_time_that_grows_with_their_names(tmp_path):
     events = [*steps("iteration {}", "user_annotation"), operator]
     with in_time(20), pytest.raises(FastcommError, match="no annotation matches"):
         read(tmp_path, events, regex="(a|aa)+!$")
+
+
+def threads(name, drives, others=(), shift=3):
+    """Marks of two threads, the second's later, of steps of 10 ms with a kernel of each."""
+    for tid, launches in enumerate(drives, 1):
+        for step in range(4):
+            start = 10_000 * step + shift * 100 * (tid - 1)
+            yield k.mark(name.format(step), start, 10_000, tid=tid)
+            if launches:
+                yield k.launch(start + 100, 10 * step + tid, tid=tid)
+                yield k.kernel(
+                    "gemm", start + 200, 300, stream=tid, correlation=10 * step + tid
+                )
+    yield from others
+
+
+BEHIND = [(0, 300, 10_300), (1, 10_300, 20_300), (2, 20_300, 30_300), (3, 30_300, 40_300)]
+BEFORE = [(n, start - 300, stop - 300) for n, start, stop in BEHIND]
+
+
+@pytest.mark.parametrize(
+    ("drives", "expected"), [((True, False), BEFORE), ((False, True), BEHIND)]
+)
+@pytest.mark.parametrize(
+    ("name", "regex"),
+    [("ProfilerStep#{}", None), ("iteration {}", None), ("my loop {}", r"loop (\d+)")],
+)
+def test_steps_are_marked_by_the_thread_that_launches(tmp_path, name, regex, drives, expected):
+    trace = read(tmp_path, threads(name, drives), regex)
+    assert "devices" not in trace.meta.missing_data
+    for table in (trace.iterations, trace.device_iterations):
+        rows = [(r["number"], r["start"], r["stop"]) for r in table.to_pylist()]
+        assert rows == [(n, 1000 * start, 1000 * stop) for n, start, stop in expected]
+
+
+def test_steps_span_the_marks_of_several_threads_that_launch(tmp_path):
+    trace = read(tmp_path, threads("iteration {}", (True, True)))
+    assert trace.iterations.to_pylist()[-1] == {
+        "number": 3,
+        "start": 30_000_000,
+        "stop": 40_300_000,
+    }
+    assert (
+        "devices" in read(tmp_path, threads("ProfilerStep#{}", (True, True))).meta.missing_data
+    )
+
+
+def test_marks_that_no_launching_thread_has_are_steps(tmp_path):
+    """As where threads do steps in turns, of which some launch nothing."""
+    others = [k.mark(f"iteration {n}", 10_000 * n, 10_000, tid=2) for n in (4, 5)]
+    trace = read(tmp_path, threads("iteration {}", (True,), others))
+    assert trace.iterations["number"].to_pylist() == [0, 1, 2, 3, 4, 5]
