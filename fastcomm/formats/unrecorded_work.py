@@ -87,10 +87,11 @@ def find_unanswered(
 
 
 def waiting_steps(marks: Iterations, events: Events) -> Flags:
-    """Return which steps launch nothing, though the host is recorded within their marks.
+    """Return which steps launch nothing, as far as the host is recorded.
 
-    Calls of the runtime tell it, and ranges inside of a mark. A mark that is much shorter than
-    others is no step.
+    It is within a mark that has calls of the runtime, or ranges. A mark without any event is of
+    a host that does nothing if other marks have calls. One that is much shorter than others is
+    no step.
 
     Parameters
     ----------
@@ -101,13 +102,15 @@ def waiting_steps(marks: Iterations, events: Events) -> Flags:
 
     """
     (launches,) = _counts(events, up_to_next(marks), _named(events, f"{LAUNCHING}|{COPY_CALL}"))
-    (calls,) = _counts(events, marks, events.rows("runtime"))
     inner = events.rows("annotation")
     place = np.searchsorted(marks.start, events.start[inner]) - 1
     inner = inner[(place >= 0) & (events.stop[inner] < marks.stop[place])]
-    calls += _counts(events, marks, inner)[0]
+    operators = np.concatenate([events.rows(kind) for kind in ("cpu_op", "python")])
+    by_kind = _counts(events, marks, events.rows("runtime"), inner, operators)
+    is_recorded = by_kind[0] + by_kind[1] > 0
+    is_recorded |= (by_kind[2] == 0) & by_kind[0].any()
     length = marks.stop - marks.start
-    is_waiting: Flags = (calls > 0) & (launches == 0) & (length > EMPTY * np.median(length))
+    is_waiting: Flags = is_recorded & (launches == 0) & (length > EMPTY * np.median(length))
     return is_waiting
 
 

@@ -307,4 +307,4 @@ def test_a_list_of_events_inside_of_another_object_makes_no_trace(folder, text, 
         run = open_run(folder)
         assert run.warnings == (f"no traces, not read in {folder}: nested.json",)
     else:
-        assert "nested.json: not read: it names no rank" in open_run(folder).warnings[0]
+        assert "nested.json: not read: it is of no rank" in open_run(folder).warnings[0]

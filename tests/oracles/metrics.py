@@ -91,12 +91,23 @@ def device_windows(trace):
             zip(marks, [*(mark["start"] for mark in marks[1:]), float("inf")], strict=True)
         )
     ]
-    return windows_on_device([{**mark, "waiting": waits(trace, mark)} for mark in marks], work)
+    return windows_on_device(
+        [{**mark, "waiting": waits(trace, mark, marks)} for mark in marks], work
+    )
 
 
-def waits(trace, mark):
-    """Whether the host is recorded inside of a mark, and launches nothing."""
+def waits(trace, mark, marks):
+    """Whether the host is recorded inside of a mark, and launches nothing.
+
+    Choice: a mark without any event is of a host that does nothing if other marks have calls.
+    """
     own = [e for e in trace["events"] if mark["start"] <= e["start"] < mark["stop"]]
+    is_silent = not any(e["cat"] in ("cpu_op", "python_function") for e in own)
+    is_recorded = any(
+        e["cat"] in RUNTIME and other["start"] <= e["start"] < other["stop"]
+        for e in trace["events"]
+        for other in marks
+    )
     calls = [e["name"].lower() for e in own if e["cat"] in RUNTIME]
     ranges = [
         e
@@ -106,7 +117,7 @@ def waits(trace, mark):
         and e["stop"] < mark["stop"]
     ]
     launching = ("launch", "memcpy", "memset", "enqueue")
-    return bool(calls or ranges) and not any(
+    return bool(calls or ranges or (is_silent and is_recorded)) and not any(
         word in name for name in calls for word in launching
     )
 
