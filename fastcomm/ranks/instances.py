@@ -175,8 +175,10 @@ class RunCommunication:
         rows = [row for part in groups for row in part.to_pylist()]
         sizes = np.concatenate([filled(part["size"]) for part in groups])
         is_host_run = any(trace.meta.is_host_run for trace in traces.values())
-        is_checked = (sizes[columns["place"]] == NULL) & (not is_host_run)
-        calls["start"] = np.where(is_checked, columns["start"], NULL)
+        calls["start"] = np.full_like(columns["start"], NULL)
+        if not is_host_run:
+            checked = synchronous[sizes[columns["place"][synchronous]] == NULL]
+            calls["start"][checked] = columns["start"][checked]
         return cls(
             ranks=tuple(traces),
             columns=columns,
