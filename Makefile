@@ -12,7 +12,7 @@ TESTS = $(BIN)/python -m pytest --numprocesses=$(shell expr $$(getconf _NPROCESS
 KERNELS := $(addprefix tests/,fastcomm_kernels ranks/test_matching.py \
 	ranks/test_messages.py test_interval_sets.py trace/test_groups.py \
 	trace/test_numbering.py formats/kineto/test_chrome.py formats/kineto/test_chrome_cut.py \
-	formats/kineto/test_chrome_faults.py formats/kineto/test_pairs.py formats/perfetto/test_packets.py metrics/test_across_ranks.py device_work/test_statistics.py \
+	formats/kineto/test_chrome_faults.py formats/kineto/test_begin_end_pairs.py formats/perfetto/test_packets.py metrics/test_across_ranks.py device_work/test_statistics.py \
 	compat/test_hta.py $(addprefix critical_path/test_,corrected.py joined.py overlay.py windows.py) \
 	$(addprefix compat/dpro/test_,network.py references.py replay.py statistics.py) \
 	stragglers/test_stragglers.py hang/test_flight_recorder.py hang/test_rhythm.py)

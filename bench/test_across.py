@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics.rank_comparison import AlignedEvents, compare_all
+from fastcomm.metrics.matched_communication import AlignedEvents, compare_all
 from fastcomm.metrics.skew import skew, waits
 from fastcomm.metrics.spill_files import cut
 from fastcomm.trace.run_traces import one_by_one

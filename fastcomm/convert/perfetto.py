@@ -23,8 +23,8 @@ from fastcomm.formats.perfetto.ranks import SUFFIXES
 from fastcomm.metrics.across_ranks import expected_members
 from fastcomm.metrics.agreement import Agreement, gather_alike
 from fastcomm.metrics.computation import material_of
+from fastcomm.metrics.matched_communication import MESSAGE_COLUMNS, AlignedEvents, Share
 from fastcomm.metrics.partial import Partial
-from fastcomm.metrics.rank_comparison import MESSAGE_COLUMNS, AlignedEvents, Share
 from fastcomm.process import temporary_folder
 from fastcomm.ranks.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.ranks.clocks import offset_by_row

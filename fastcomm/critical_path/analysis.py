@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from fastcomm import preparation
 from fastcomm.checks import check_path
-from fastcomm.critical_path.data import operations
+from fastcomm.critical_path.data_dependencies import operations
 from fastcomm.critical_path.execution_graph import find_path
 from fastcomm.critical_path.graph_edit import TIMES_BY_RANK
 from fastcomm.critical_path.options import ExecutionTraceOptions, PathOptions
@@ -172,7 +172,7 @@ def _path_by_rules(trace: Trace, options: PathOptions) -> CriticalPath:
 
 def _with_data(path: CriticalPath, options: PathOptions) -> CriticalPath:
     """Return a path of one rank with what could start earlier by its data dependencies."""
-    from fastcomm.critical_path.data import data_dependencies
+    from fastcomm.critical_path.data_dependencies import data_dependencies
     from fastcomm.formats import execution_traces
 
     trace = path.trace

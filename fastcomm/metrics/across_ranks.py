@@ -23,6 +23,12 @@ from fastcomm.metrics.links import (
     longer_exchange,
     pipeline_stages,
 )
+from fastcomm.metrics.matched_communication import (
+    AlignedEvents,
+    Matching,
+    compare_all,
+    matching,
+)
 from fastcomm.metrics.options import ClockAlignment
 from fastcomm.metrics.outliers import (
     Heat,
@@ -30,7 +36,6 @@ from fastcomm.metrics.outliers import (
     Outlier,
     outliers,
 )
-from fastcomm.metrics.rank_comparison import AlignedEvents, Matching, compare_all, matching
 from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
 from fastcomm.metrics.spill_files import EventBatch
 from fastcomm.metrics.step_counts import ComparedSteps, StepCounts

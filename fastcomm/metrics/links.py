@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics import ungrouped
+from fastcomm.metrics.matched_communication import ExpectedTransfer, RankComparison
 from fastcomm.metrics.outliers import above_peers
-from fastcomm.metrics.rank_comparison import ExpectedTransfer, RankComparison
 from fastcomm.metrics.skew import LABEL, Transfers
 from fastcomm.metrics.step_counts import ComparedSteps
 from fastcomm.trace.columns import alike, block_starts, members, sums

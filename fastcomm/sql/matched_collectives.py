@@ -13,8 +13,8 @@ from fastcomm.executors.executor import OpenedRun
 from fastcomm.metrics.across_ranks import expected_members
 from fastcomm.metrics.agreement import Agreement, gather_alike
 from fastcomm.metrics.computation import material_of
+from fastcomm.metrics.matched_communication import AlignedEvents, Share
 from fastcomm.metrics.partial import Partial, with_steps
-from fastcomm.metrics.rank_comparison import AlignedEvents, Share
 from fastcomm.ranks.arrivals import CommunicationEvents, MatchedEvents
 from fastcomm.sql.views import COLLECTIVES
 from fastcomm.trace.parallelisms import TAGS

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fastcomm.metrics.matched_communication import Clocks, match_events
 from fastcomm.metrics.rank_arrays import COMPUTE, COPY, MASKS, tag_bit
-from fastcomm.metrics.rank_comparison import Clocks, match_events
 from fastcomm.metrics.result import Metrics
 from fastcomm.ranks.arrivals import CommunicationEvents
 from fastcomm.trace.columns import block_lengths, filled

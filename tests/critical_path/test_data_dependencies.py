@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from fastcomm.cli.main import main
-from fastcomm.critical_path.data import data_dependencies
+from fastcomm.critical_path.data_dependencies import data_dependencies
 from fastcomm.critical_path.search import analyze
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.formats import execution_traces

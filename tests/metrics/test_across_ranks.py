@@ -27,9 +27,9 @@ import fastcomm
 from fastcomm.metrics import outliers
 from fastcomm.metrics.findings.slow_links import slow_links
 from fastcomm.metrics.links import Link, MeasuredLink
+from fastcomm.metrics.matched_communication import ExpectedTransfer
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.rank_arrays import exposed_times
-from fastcomm.metrics.rank_comparison import ExpectedTransfer
 from fastcomm.synthetic.job import Job
 from fastcomm.trace.parallelisms import TAGS
 from fastcomm.trace.schema import OPS

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcomm
-from fastcomm.metrics.rank_comparison import Clocks, match_events
+from fastcomm.metrics.matched_communication import Clocks, match_events
 from fastcomm.ranks.arrivals import CommunicationEvents
 
 JITTER = 20_000  # ns, that clocks may be wrong by

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import matching as oracle
 
-from fastcomm.metrics import page, rank_comparison, ungrouped
+from fastcomm.metrics import matched_communication, page, ungrouped
 from fastcomm.metrics import tables as report
 from fastcomm.metrics.computation import compute, compute_metrics
 from fastcomm.metrics.partial import Partial, merge, spill
 from fastcomm.show.console import shown
 from fastcomm.synthetic.job import Job as MadeJob
 
-BY_ENDS = rank_comparison.BY_ENDS
+BY_ENDS = matched_communication.BY_ENDS
 
 
 def test_all_ranks_of_a_job_of_2023_are_compared_without_metadata(kineto):
@@ -116,7 +116,7 @@ def test_partly_named_groups_disable_matching_without_groups():
         comm = one.comm.set_column(place, one.comm.schema.field(place), column)
         mixed.append(replace(one, comm=comm))
     seen = measured(mixed).across.matching
-    assert seen.by[BY_ENDS] == 0 < seen.by[rank_comparison.BY_NUMBER]
+    assert seen.by[BY_ENDS] == 0 < seen.by[matched_communication.BY_NUMBER]
     assert "of groups of fewer ranks" in seen.note
 
 

@@ -22,10 +22,10 @@ from fastcomm import regexes
 from fastcomm.errors import TraceFileError
 from fastcomm.formats import communication
 from fastcomm.formats.kineto import envelope
+from fastcomm.formats.kineto.begin_end_pairs import scan_file
 from fastcomm.formats.kineto.chrome import Scanned, Selection
 from fastcomm.formats.kineto.graph_nodes import NODE_ARGS, waits_by_arrows, with_order
 from fastcomm.formats.kineto.launches import ArrowEnds, flow_events, join_launches
-from fastcomm.formats.kineto.pairs import scan_file
 from fastcomm.formats.kineto.sizes import PREFIXES
 from fastcomm.formats.stream import CutShortError, blocks
 from fastcomm.trace.host_names import COLLECTIVE_PREFIXES

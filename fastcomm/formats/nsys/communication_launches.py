@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.communication import Collectives, find_communication
 from fastcomm.formats.kernel_names import Named
-from fastcomm.formats.nsys import operations as operations_
+from fastcomm.formats.nsys import nccl_operations
 from fastcomm.formats.nsys.communicators import (
     Communicator,
     Parts,
@@ -24,14 +24,14 @@ from fastcomm.formats.nsys.communicators import (
 )
 from fastcomm.formats.nsys.events import Creations, ProcessEvents
 from fastcomm.formats.nsys.export import Points
-from fastcomm.formats.nsys.nvtx import NcclRanges, Ranges
-from fastcomm.formats.nsys.operations import (
+from fastcomm.formats.nsys.nccl_operations import (
     ANY,
     COLLECTIVE,
     MESSAGES,
     KernelParts,
     NcclOperations,
 )
+from fastcomm.formats.nsys.nvtx import NcclRanges, Ranges
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace import events
 from fastcomm.trace.columns import alike, lookup
@@ -79,8 +79,8 @@ def find_collectives(
     """
     rows, name, names = find_communication(events, options.patterns)
     points = launches.at(rows)
-    operations = operations_.find_operations(nccl)
-    matched = operations_.match(
+    operations = nccl_operations.find_operations(nccl)
+    matched = nccl_operations.match(
         operations,
         _owner(nccl, operations, points),
         _kinds(names)[name],

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.formats.communication import Partners
+from fastcomm.formats.nsys.nccl_operations import KernelParts, NcclOperations
 from fastcomm.formats.nsys.nvtx import NcclRanges
-from fastcomm.formats.nsys.operations import KernelParts, NcclOperations
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.schema import OP, ROOTED
 from fastcomm_kernels.arrays import NULL, Ints

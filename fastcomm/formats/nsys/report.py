@@ -20,8 +20,8 @@ from fastcomm.formats.assembly import DEVICE_KINDS
 from fastcomm.formats.communication import Collectives
 from fastcomm.formats.nsys import schema
 from fastcomm.formats.nsys.export import LATEST, Export
+from fastcomm.formats.nsys.nccl_operations import KernelParts
 from fastcomm.formats.nsys.nvtx import NcclRanges
-from fastcomm.formats.nsys.operations import KernelParts
 from fastcomm.formats.nsys.schema import STRINGS
 from fastcomm.trace.events import Events
 from fastcomm.trace.schema import WHOLE_GRAPH

@@ -17,8 +17,8 @@ from fastcomm.metrics.findings.finding import (
     steps_and_spread,
 )
 from fastcomm.metrics.links import Link, MeasuredLink
+from fastcomm.metrics.matched_communication import RankComparison
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays
-from fastcomm.metrics.rank_comparison import RankComparison
 from fastcomm.options import EditOptions
 from fastcomm.trace.run_traces import ranges
 from fastcomm.units import enumeration, format_bandwidth, format_ns, percent

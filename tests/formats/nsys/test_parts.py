@@ -22,8 +22,8 @@ from fastcomm.formats.nsys.communicators import (
 )
 from fastcomm.formats.nsys.events import read_waits
 from fastcomm.formats.nsys.export import ExportRows
+from fastcomm.formats.nsys.nccl_operations import ANY, COLLECTIVE, MESSAGES
 from fastcomm.formats.nsys.nvtx import FIELDS, NcclCalls, NcclRanges
-from fastcomm.formats.nsys.operations import ANY, COLLECTIVE, MESSAGES
 from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels.arrays import NULL
 
