@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.formats.nsys import nvtx, operations, schema
+from fastcomm.formats.nsys import nccl_operations, nvtx, schema
 from fastcomm.formats.nsys.communicators import (
     Communicator,
     CommunicatorRecords,
@@ -93,7 +93,7 @@ def owners(names, threads):
 def test_the_outermost_end_of_a_group_launches_what_is_in_it(calls):
     names, threads = [name for name, _ in calls], [thread for _, thread in calls]
     made = nccl(*[(name, 5, 8) for name in names], threads=threads)
-    found = operations.find_operations(made)
+    found = nccl_operations.find_operations(made)
     wanted = owners(names, threads)
     assert found.row.tolist() == sorted(wanted)
     for row, owner in zip(found.row.tolist(), found.owner.tolist(), strict=True):
@@ -102,15 +102,15 @@ def test_the_outermost_end_of_a_group_launches_what_is_in_it(calls):
 
 def test_an_operation_that_never_ends_is_in_no_group():
     made = nccl((START,), ("ncclSend", 5, 8, 1), ("ncclSend", 5, 8, 2), (END,), open_rows=[1])
-    found = operations.find_operations(made)
+    found = nccl_operations.find_operations(made)
     assert found.owner.tolist() == [-1, 3]
 
 
 def matched(made, kernels, owner, launch=None):
     """Kernels by kind, all launched by the range `owner`."""
     count = len(kernels)
-    found = operations.find_operations(made)
-    return operations.match(
+    found = nccl_operations.find_operations(made)
+    return nccl_operations.match(
         found,
         np.full(count, owner, np.int64),
         np.array(kernels, np.int64),
@@ -162,7 +162,7 @@ def test_launches_of_another_thread_are_matched_only_if_complete():
 
 
 def parts_of(made, communicators=None, marked=None):
-    found = operations.find_operations(made)
+    found = nccl_operations.find_operations(made)
     known = communicators or {5: Communicator(size=4, rank=1, ranks=(0, 1, 2, 3))}
     alone = sizes_of_operations(found, known)
     marks = np.full(len(found.row), -1 if marked is None else OP[marked], np.int8)
@@ -334,7 +334,7 @@ def test_parts_are_numbered_in_their_communicator_and_kind():
     from fastcomm.formats.nsys.communication_launches import numbers
 
     rows = [("ncclAllReduce", c, 1) for c in (5, 6, 5, 5)] + [("ncclSend", 5, 1, 0)]
-    found = operations.find_operations(nccl(*rows))
+    found = nccl_operations.find_operations(nccl(*rows))
     created = Communicator(size=2, rank=0, ranks=None)
     assert numbers(found, {5: created, 6: created}).tolist() == [0, 0, 1, 2, 0]
     # Of one that was created before the capture, the first ones may not be in it.
