@@ -763,4 +763,5 @@ def _hash_of(value: Any) -> int:
 def _elements(text: bytes) -> int:
     """Return the number of elements of shapes as JSON."""
     shapes = (one for one in orjson.loads(text) if isinstance(one, list))
-    return sum(prod(at for at in one if isinstance(at, int)) for one in shapes) & pickles.LOW
+    count = sum(prod(at for at in one if isinstance(at, int)) for one in shapes)
+    return count & pickles.COUNTED

@@ -99,6 +99,8 @@ _WIDEST = 8  # bytes of an integer, and of a step through a text
 # FNV-1a with 63 bits for lists; an end tells the hash of a text from that of a list.
 HASH_BEGIN, _HASH_FACTOR = 5472609002491880230, 1099511628211
 LOW = (1 << 63) - 1
+# Of counts of elements: two of these add up without an overflow, which LLVM takes for granted.
+COUNTED = (1 << 62) - 1
 END = 1 << 40
 _TOP_BIT = 128
 
@@ -416,7 +418,7 @@ def elements(tree: PickleTree, items: Matrix, out: Matrix) -> None:
 
 @kernel
 def elements_of(tree: PickleTree, item: int) -> int:
-    """Return the sum of the products of lists of integers: the elements of some shapes."""
+    """Return the elements of some shapes modulo 2^62: sums of products of integers."""
     node, value, links = tree
     elements = 0
     link = value[item, _A] if node[item] in (LIST, TUPLE) else NONE
@@ -426,9 +428,9 @@ def elements_of(tree: PickleTree, item: int) -> int:
             product = 1
             at = value[inner, _A]
             while at != NONE:
-                product = (product * int(value[links[at, 0], _A])) & LOW
+                product = (product * int(value[links[at, 0], _A])) & COUNTED
                 at = links[at, 1]
-            elements = (elements + product) & LOW
+            elements = (elements + product) & COUNTED
         link = links[link, 1]
     return elements
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from builders.shared_data import needs, path_of
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastcomm.errors import TraceFileError
@@ -142,7 +142,11 @@ def calls(draw):
     }
 
 
+SUM_OF_2_63 = [[641_777_480], [1_039_561_624, 8_872_366_797]]
+
+
 @given(st.lists(calls(), max_size=6), st.sampled_from([2, 4]))
+@example([{**CALL, "output_sizes": SUM_OF_2_63}], 2)
 def test_pickle_and_json_have_the_same_columns(tmp_path_factory, made, protocol):
     folder = tmp_path_factory.mktemp("dumps")
     one = read(written(folder, pickle.dumps(dump(*made), protocol), "rank_0"))
