@@ -523,11 +523,11 @@ def on_device_clock(
     An iteration begins where its mark does, or later: where the device ends the work of the one
     before, or begins its own, whichever is first. It lasts to the next one, and the last one to
     the end of its mark or of the work of all iterations, whichever is later; so does one before
-    a pause, with the work of those before it. The first begins no later than work of another.
-    Work launched between a mark and the next that follows it is of the first. An iteration
-    without device work is idle, but left out before the first and behind the last with work
-    unless its host is known to wait. Iterations by the period of collectives stay as they are;
-    a whole trace lasts from its first to its last device work.
+    a pause, with the work of those before it. The first with work begins no later than work of
+    another. Work launched between a mark and the next that follows it is of the first. An
+    iteration without device work is idle, but left out before the first and behind the last
+    with work unless its host is known to wait. Iterations by the period of collectives stay as
+    they are; a whole trace lasts from its first to its last device work.
 
     Parameters
     ----------
@@ -562,15 +562,13 @@ def on_device_clock(
     end = int(launched.stop[: high[busy[-1]]].max())
     places = _with_waiting(busy, iterations, end, launching.is_waiting)
     first, last = _spans(launched, low[places], high[places])
-    before = _end_of_earlier(
-        work, int(iterations.start[places[0]]), int(first[first < _NEVER][0])
-    )
+    before = _end_of_earlier(work, int(iterations.start[places[0]]), first)
     ended = np.append(before, last[busy - places[0]])[np.searchsorted(busy, places, "right")]
-    start = np.minimum(first, np.append(before, ended[:-1]))
     behind = _behind_unrecorded(iterations, launched, (low, high), incomplete)[places]
-    start[behind] = first[behind]
-    start[0] = min(start[0], first.min())
-    start = np.maximum.accumulate(np.maximum(start, iterations.start[places]))
+    begin = np.where(behind, first, np.minimum(first, np.append(before, ended[:-1])))
+    leading = slice(int(busy[0] - places[0]) + 1)  # the first with work, and those before
+    begin[leading] = np.minimum(begin[leading], first.min())
+    start = np.maximum.accumulate(np.maximum(begin, iterations.start[places]))
     stop = np.maximum(np.maximum.accumulate(last), iterations.stop[places])
     is_followed = _is_followed(iterations)[places[:-1]]
     stop[:-1] = np.where(is_followed, start[1:], np.minimum(stop[:-1], start[1:]))
@@ -660,12 +658,14 @@ def _spans(work: DeviceWork, low: Ints, high: Ints) -> tuple[Ints, Ints]:
     return first, last
 
 
-def _end_of_earlier(work: DeviceWork, mark: int, first: int) -> int:
+def _end_of_earlier(work: DeviceWork, mark: int, first: Ints) -> int:
     """Return where the work ends that was launched before the first mark; NULL if none was.
 
-    Work without a recorded launch was launched before, if it runs before the first work.
+    Work without a recorded launch was launched before, if it runs before the first work of the
+    first iteration with some; `first` has that of each, or `_NEVER`.
     """
-    earlier = np.where(work.launch == NULL, work.start < first, work.launch < mark)
+    own = first[first < _NEVER][0]
+    earlier = np.where(work.launch == NULL, work.start < own, work.launch < mark)
     return int(work.stop[earlier].max(initial=NULL))
 
 

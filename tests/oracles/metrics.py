@@ -134,7 +134,7 @@ def windows_on_device(marks, work):
     places = [place for place, (_, first, _) in enumerate(busy) if first is not None]
     if not places:
         return None
-    first_work = busy[places[0]][1]
+    first_busy, first_work, _ = busy[places[0]]
     end = max(stop for _, stop, launch in work if launch is not None and launch < ends[-1])
     busy = busy[slice(*range_with_waiting(busy, places[0], places[-1], end))]
     first_mark = busy[0][0]
@@ -149,8 +149,8 @@ def windows_on_device(marks, work):
     latest = -float("inf")
     for mark, first, last in busy:
         begin = max(mark["start"], before if first is None else min(first, before))
-        # Choice: work of another step before the first would be in no step otherwise.
-        if not found:
+        # Choice: work of another step before the first with work would be in no step otherwise.
+        if mark["start"] <= first_busy["start"]:
             begin = max(mark["start"], min(begin, earliest))
         # Choice: a step does not begin before the one before it.
         begin = max([begin, *(step["start"] for step in found)])

@@ -118,6 +118,16 @@ BEHIND_EARLIER = (
 )
 
 
+BEHIND_A_PAUSE = (
+    [
+        {"number": 0, "start": 1, "stop": 2, "place": 0, "waiting": True},
+        {"number": 9, "start": 3, "stop": 4, "place": 1},
+        {"number": 10, "start": 4, "stop": 5, "place": 2},
+    ],
+    [(4, 5, None), (5, 6, 3), (4, 5, 4)],
+)
+
+
 def test_the_first_step_begins_no_later_than_work_of_another():
     """Its own work waits for what was launched before the recording, on another stream."""
     rows, notes = found_by_kernel(*BEHIND_EARLIER)
@@ -145,6 +155,7 @@ def test_steps_without_time_of_their_own_count_in_means(every):
 
 @settings(max_examples=500)
 @example(BEHIND_EARLIER)
+@example(BEHIND_A_PAUSE)
 @given(jobs(ahead=st.integers(0, 200)))
 def test_no_work_that_a_step_launched_is_lost(job):
     """In the step that launched it, or in that in which it runs, also behind the last mark."""
