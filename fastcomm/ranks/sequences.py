@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.trace.columns import block_lengths
 from fastcomm_kernels import matching
-from fastcomm_kernels.arrays import NONE, NULL, Floats, Ints
+from fastcomm_kernels.arrays import NONE, NULL, Flags, Floats, Ints
 
 # Number of items that a rank may miss; with more missing, it is not aligned.
 MAX_MISSING = 64
@@ -471,7 +471,7 @@ def _is_right(common: Items, own: Items, place: Ints, repeats: Repeats) -> bool:
     spread = int(spread_of(late - ahead))
     if spread > SURE_NS and clearer_places(common, own, place, _CLEARER_THAN_CLOCKS):
         return False
-    if abs(ahead) > NEAR_CLOCKS_NS:
+    if abs(ahead) > NEAR_CLOCKS_NS and not _are_equal(ahead, common):
         if len(rows) < _FEW and _repeats_itself(common):
             duration = int(common.stop[-1] - common.stop[0])
             if abs(ahead) <= _HARDLY * duration:  # or clocks are equal, and steps differ
@@ -492,9 +492,14 @@ def _repeats_itself(items: Items) -> bool:
 def _fit_on_equal_clocks(common: Items, own: Items, most: int) -> bool:
     """Whether ends agree within `most` ns at a shift on which clocks are as good as equal."""
     shifts = _shifted(common, own)
-    gap = int(np.median(np.diff(common.stop))) if len(common.stop) > 1 else 0
-    is_equal = _HARDLY * np.abs(shifts.ahead) <= gap
-    return bool((is_equal & (shifts.spread <= most)).any())
+    return bool((_are_equal(shifts.ahead, common) & (shifts.spread <= most)).any())
+
+
+def _are_equal(ahead: ArrayLike, items: Items) -> Flags:
+    """Whether clocks that differ so much are equal beside the time between two items."""
+    gap = int(np.median(np.diff(items.stop))) if len(items.stop) > 1 else 0
+    is_equal: Flags = _HARDLY * np.abs(ahead) <= gap
+    return is_equal
 
 
 def _is_only_place(common: Items, own: Items, place: Ints) -> bool:
