@@ -96,7 +96,7 @@ bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, a trace of 5 
 	$(BIN)/python bench/scale.py --write docs/scale.md
 	$(BIN)/python bench/hang_scale.py
 
-soak: .venv/.dev ## Run what takes an hour: every moment, option and size, and bars beside it
+soak: .venv/.dev kernels ## Run what takes an hour: every moment, option and size, and bars beside it
 	$(MAKE) ABREAST=1 --jobs=2 soak-tests soak-bars
 	$(MAKE) fuzz FUZZ_SECONDS=300
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from builders import golden_critical_path as golden
 from builders.critical_path_traces import documents, row
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from oracles import critical_path as oracle
 
@@ -153,6 +153,8 @@ def test_any_trace_gives_the_graph_of_the_definition(folder, document, annotatio
     path_of = folder / "rank0.json"
     path_of.write_text(json.dumps(document))
     trace = reader.read(path_of, TraceOptions(whole=True))
+    # A device with hardly any work is no rank, where HTA takes all devices for one.
+    assume(not any("its work is left out" in text for text in trace.meta.warnings))
     linked = hta_graph.linked(trace)
     clipped = hta_graph.clip(linked, annotation, instance)
     graph = hta_graph.build(clipped, ["data_load"], zero_launches=zero)

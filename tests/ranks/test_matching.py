@@ -44,11 +44,14 @@ def partners(rows, instance):
 
 
 def clock(draw, length):
-    """How far a clock is ahead, ns: few collectives do not tell on clocks a little apart."""
+    """How far a clock is ahead, and how far ends are apart at most, in ns.
+
+    Few collectives match neither on clocks a little apart, nor where ends agree loosely.
+    """
     little, far, most = 900_000, 5 * 10**10, 10**12
     any_clock = st.integers(-most, most)
     sure = st.integers(-little, little) | st.integers(far, most) | st.integers(-most, -far)
-    return draw(any_clock if length >= 24 else sure)
+    return (draw(any_clock), 20_000) if length >= 24 else (draw(sure), 8_000)
 
 
 @st.composite
@@ -61,11 +64,11 @@ def lossy(draw):
     at = np.cumsum(numbers.integers(300_000, 40_000_000, length)).tolist()
     seen = []
     for rank in range(ranks):
-        ahead = clock(draw, length)
+        ahead, apart = clock(draw, length)
         most = max(0, min(8, (length - 8) // 2))
         lost = draw(st.sets(st.integers(0, length - 1), max_size=most))
         for number in sorted(set(range(length)) - lost):
-            late = int(numbers.integers(0, 20_001))  # ends agree to 20 us
+            late = int(numbers.integers(0, apart + 1))
             op, size = codes[number]
             seen.append(((rank, 7, op, size, NULL, at[number] + ahead + late), number))
     return seen
@@ -146,11 +149,12 @@ def mixed(draw, *, whole=False, numbered=False):
     for rank in range(ranks):
         # Of clocks that nothing sets all that is known is that they should agree.
         is_aligned = set(ops[:9]) & set(ENDS_TOGETHER)
-        ahead = clock(draw, sum(op in ENDS_TOGETHER for op in ops)) if is_aligned else 0
+        ahead, apart = clock(draw, sum(op in ENDS_TOGETHER for op in ops))
+        ahead *= bool(is_aligned)
         lost = set() if whole or not rank else _lost(draw, ops)
         for number in sorted(set(range(length)) - lost):
             rooted = ops[number] in ROOTED
-            late = int(numbers.integers(0, 500_001 if rooted else 20_001))
+            late = int(numbers.integers(0, 500_001 if rooted else apart + 1))
             said = {"op": ops[number], "root": roots[number], "true": number}
             seq = number if numbered else None
             stop = at[number] + ahead + late
