@@ -102,6 +102,9 @@ def waiting_steps(marks: Iterations, events: Events) -> Flags:
 
     """
     (launches,) = _counts(events, up_to_next(marks), _named(events, f"{LAUNCHING}|{COPY_CALL}"))
+    is_silent: Flags = launches == 0
+    if not is_silent.any():
+        return is_silent
     inner = events.rows("annotation")
     place = np.searchsorted(marks.start, events.start[inner]) - 1
     inner = inner[(place >= 0) & (events.stop[inner] < marks.stop[place])]
@@ -110,7 +113,7 @@ def waiting_steps(marks: Iterations, events: Events) -> Flags:
     is_recorded = by_kind[0] + by_kind[1] > 0
     is_recorded |= (by_kind[2] == 0) & by_kind[0].any()
     length = marks.stop - marks.start
-    is_waiting: Flags = is_recorded & (launches == 0) & (length > EMPTY * np.median(length))
+    is_waiting: Flags = is_recorded & is_silent & (length > EMPTY * np.median(length))
     return is_waiting
 
 
