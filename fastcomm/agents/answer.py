@@ -39,6 +39,7 @@ _UNITS = (
     (("bytes", "_bytes", "bytes_per_step_per_gpu", "bytes_per_step"), "bytes"),
 )
 _WIDER = {"start_ns", "stop_ns"}  # moments, of which all digits count
+_RANKS = {"ranks", "members", "waits_for"}  # columns of lists of ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class Answer:
 
     `items` are objects that take the place of a table, such as findings. `unknown` are pairs of
     what is unknown and why. `table` names the table that is shown by default; None shows none.
+    `is_exact` is whether cells of tables have all digits, in the units of their columns.
     """
 
     about: str
@@ -78,6 +80,7 @@ class Answer:
     totals: tuple[Total, ...] = ()
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
     table: str | None = None
+    is_exact: bool = False
     items: tuple[Mapping[str, Any], ...] = ()
     unknown: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
@@ -144,7 +147,7 @@ def rendered(answer: Answer, page: RowsPage) -> str:
     if page.table is None and answer.items:
         text.add_page("items", answer.items, page, len(answer.items))
     elif name is not None:
-        text.add_table(name, answer.tables[name], page)
+        text.add_table(name, answer.tables[name], page, is_exact=answer.is_exact)
     return text.close()
 
 
@@ -192,12 +195,15 @@ class _Document:
         self._write(f"{json.dumps(key)}:{_listed(lines)}")
         self.add("shown", _of(page.offset, len(lines), count))
 
-    def add_table(self, name: str, table: pa.Table, page: RowsPage) -> None:
+    def add_table(
+        self, name: str, table: pa.Table, page: RowsPage, *, is_exact: bool = False
+    ) -> None:
         """Add the rows of a page that fit; units are in the headings."""
         if page.ranks is not None and "rank" in table.column_names:
             table = table.filter(pc.is_in(table["rank"], pa.array(page.ranks, pa.int64())))
         chosen = table.slice(page.offset, page.limit)
-        columns = [_column(field_, chosen[field_]) for field_ in chosen.column_names]
+        column = _exact_column if is_exact else _column
+        columns = [column(field_, chosen[field_]) for field_ in chosen.column_names]
         self.add("table", name)
         names = [_json(heading) for heading, _ in columns]
         fitting = self._fitting(names, _HEADINGS_SHARE * self._most)
@@ -265,7 +271,7 @@ def _column(name: str, values: pa.ChunkedArray) -> tuple[str, list[Any]]:
     """Return the heading of a column with its unit, and its cells in that unit."""
     cells, unit = values.to_pylist(), unit_of(name)
     if pa.types.is_list(values.type):
-        return name, [None if cell is None else _list(cell) for cell in cells]
+        return name, [None if cell is None else _list(name, cell) for cell in cells]
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         texts = [
             cell if cell is None or isinstance(cell, bool) else shown(cell) for cell in cells
@@ -300,8 +306,23 @@ def _short(cell: float | None, factor: float) -> float | int | None:
     return float(f"{cell / factor:.{_DIGITS}g}")
 
 
-def _list(cell: Sequence[Any]) -> str:
-    """Return a list in a cell: ranks as ranges, other values with commas."""
-    if all(isinstance(one, int) for one in cell):
-        return shown(ranges(sorted(set(cell))))
+def _exact_column(name: str, values: pa.ChunkedArray) -> tuple[str, list[Any]]:
+    """Return the heading of a column, and its cells with all digits."""
+    cells = [_exact(name, cell) for cell in values.to_pylist()]
+    return (f"{name} [ns]" if unit_of(name) == "ns" else name), cells
+
+
+def _exact(name: str, cell: Any) -> Any:
+    """Return a value as JSON has it, with all digits."""
+    if isinstance(cell, list):
+        return _list(name, cell)
+    if isinstance(cell, float) and not isfinite(cell):
+        return None
+    return cell if cell is None or isinstance(cell, int | float) else shown(cell)
+
+
+def _list(name: str, cell: Sequence[Any]) -> str:
+    """Return a list in a cell: ascending ranks as ranges, other values with commas."""
+    if name in _RANKS and None not in cell and list(cell) == sorted(set(cell)):
+        return shown(ranges(cell))
     return shown(", ".join(map(str, cell)))

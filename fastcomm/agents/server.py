@@ -22,14 +22,15 @@ from mcp.server import Server
 from mcp.server.context import ServerRequestContext
 from mcp.server.stdio import stdio_server
 
+from fastcomm.agents.answer import shown
 from fastcomm.agents.guide import instructions
 from fastcomm.agents.tools import TOOLS
-from fastcomm.errors import inert
 from fastcomm.process import SIGNALS, remove_all, safe_children, temporary_folder
 from fastcomm.version import __version__
 
 _GRACE_S = 0.4  # from SIGTERM to SIGKILL
 _MOST_LINE = 1 << 20  # bytes of an answer
+_MOST_ERROR = 2000  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +154,9 @@ def server_of(worker: Worker) -> Server[Any]:
         try:
             message = await worker.ask(params.name, params.arguments or {}, context)
         except WorkerDiedError:
-            message = {"error": "the worker ended, probably out of memory; ask for less"}
+            message = {"error": "the worker ended, as when memory runs out; ask for less"}
         is_error = "error" in message
-        text = inert(message["error"]) if is_error else message["text"]
+        text = shown(message["error"], _MOST_ERROR) if is_error else message["text"]
         content = types.TextContent(type="text", text=text)
         return types.CallToolResult(content=[content], is_error=is_error)
 

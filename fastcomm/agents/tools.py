@@ -403,10 +403,11 @@ def sql(session: AgentSession, arguments: QueryArguments) -> Answer:
     read = "; ".join(map(str, result.reads)) or "nothing"
     rows = counted(result.row_count, "row")
     return Answer(
-        about=f"{arguments.run}: {rows}; times in ns, null is unknown",
+        about=f"{arguments.run}: {rows}; times of the views are in ns, null is unknown",
         totals=(Total(name="rows", value=str(result.row_count), rows=f"read: {read}"),),
         tables={"rows": result.table},
         table="rows",
+        is_exact=True,
         notes=(*result.warnings, *(f"skipped: {one.path}" for one in result.skipped)),
     )
 

@@ -250,3 +250,20 @@ def test_a_date_that_python_does_not_have_is_text(tmp_path):
         text_of(session_of(tmp_path), "sql", run="run", query="select timestamp 'infinity' t")
     )
     assert document["rows"] == [["infinity"]]
+
+
+def test_rows_of_a_query_have_all_digits_and_lists_their_order(tmp_path):
+    write(Job.of(ranks=2, steps=2, layers=1), tmp_path / "run")
+    sql = """select 1795217075298700001 as first_arrival_ns, [7, 3, 3] as waits_ns,
+      [4, 5, 6, 9] as members, 1234.56789 as share, interval 1 day as i, null as size_bytes"""
+    document = json.loads(text_of(session_of(tmp_path), "sql", run="run", query=sql))
+    assert document["columns"][:2] == ["first_arrival_ns [ns]", "waits_ns [ns]"]
+    (row,) = document["rows"]
+    assert row == [
+        1795217075298700001,
+        "7, 3, 3",
+        "4-6, 9",
+        1234.56789,
+        "0 months 1 days 0 ns",
+        None,
+    ]

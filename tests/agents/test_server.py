@@ -186,12 +186,14 @@ def test_a_query_counts_what_a_run_has(runs, reader):
         reader.refused("sql", run="runs0/slow", query=query)
         for query in ("select from", "from read_csv('/etc/passwd')", "select 1; select 2")
     ]
+    longest = reader.refused("sql", run="runs0/slow", query="select " + "x" * 1_000_000)
     assert "collectives: " in views["about"]
     assert ["events", "duration_ns", "ns"] in [row[:3] for row in events["rows"]]
     expected = fastcomm.open(runs / "slow").sql("select count(*) n from events where rank = 2")
     assert sum(row[1] for row in counted["rows"]) == expected.to_arrow()["n"][0].as_py()
     assert counted["totals"][0]["rows"] == "read: events (kind, rank) of rank 2 (of 4)"
     assert [error.partition(":")[0] for error in errors] == ["sql"] * 3
+    assert len(longest) < 3000
 
 
 def test_other_jobs_are_told_before_the_numbers_of_a_comparison(reader, more):
