@@ -38,15 +38,26 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not be taken for an answer
     handle()
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests, scratch), daemon=True).start()
+    server_ended = threading.Event()
+    # Functions that multiprocessing registers later come first, and need the directory.
+    atexit.register(_remove_behind, server_ended, scratch)
+    threading.Thread(target=_read, args=(requests, scratch, server_ended), daemon=True).start()
     serve(settings, requests, output)
 
 
-def _read(requests: "queue.SimpleQueue[str]", scratch: Path) -> None:
+def _remove_behind(server_ended: threading.Event, scratch: Path) -> None:
+    """Remove the directory of a server that has ended."""
+    if server_ended.is_set():
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _read(
+    requests: "queue.SimpleQueue[str]", scratch: Path, server_ended: threading.Event
+) -> None:
     """Pass on the lines of stdin; end this process and its workers with the server."""
     for line in sys.stdin:
         requests.put(line)
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    server_ended.set()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_S)
     shutil.rmtree(scratch, ignore_errors=True)
