@@ -27,7 +27,7 @@ from fastcomm_kernels.arrays import NONE, Flags, Floats, Ints, Numbers
 
 # Where one rank has most of the work in common, those with about as much are peers, too.
 _ALIKE = 0.99
-_KINDS = ("operator", "dependency", "launch", "kernel_kernel")
+_KINDS = ("operator", "dependency", "launch", "kernel_kernel", "sync", "inferred")
 
 
 class OwnedEdges:

@@ -828,7 +828,7 @@ def _notes(metrics: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
     if metrics.volume:
         yield _exposed_note(metrics)
     if any(not finding.is_symptom for finding in metrics.findings):
-        yield "+ms per step: about what a fix saves; ranks that are late together share it."
+        yield "+ms per step: at most about what a fix saves; ranks late together share it."
     if culprits(metrics).rows:
         yield "Wait caused: waits of others in collectives that the rank joins last."
     if host := metrics.host_communication:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builders import kineto_text as k
 from builders.critical_path_traces import documents
-from builders.what_if_steps import EVENTS, US, found_in, invoke, two_ranks
+from builders.what_if_steps import EVENTS, PAIR, US, found_in, invoke, two_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -168,6 +168,23 @@ def test_an_edit_of_two_ranks_is_as_computed_by_hand(tmp_path, options, after):
     answer = path.what_if(**options)
     assert (answer.before_ns, answer.after_ns) == (135 * US, after * US)
     assert answer.to_dict()["ranks"] == [0, 1]
+
+
+def test_a_healed_rank_returns_from_synchronization_as_its_peers_do(tmp_path):
+    """Work ends at 40 us; rank 1 learns of it 31 us later, launches, and all meet."""
+    group = {"pg_name": "0", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "ranks": [0, 1]}
+    for rank, returned in enumerate((42, 71)):
+        begin = returned + 6
+        events = [
+            k.launch(2, 1),
+            k.kernel("gemm", 10, 30, device=0, correlation=1),
+            k.event("cudaDeviceSynchronize", "cuda_runtime", 4, returned - 4, pid=100, tid=1),
+            k.launch(returned + 2, 2),
+            k.all_reduce(begin, 97 - begin, 7, device=0, correlation=2, **PAIR),
+        ]
+        k.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=2, groups=[group])
+    answer = fastcomm.open(tmp_path).critical_path(annotation="").what_if(heal=["rank:1"])
+    assert (answer.before_ns, answer.after_ns) == (95 * US, (95 - 29) * US)
 
 
 def test_communication_is_hidden_as_far_as_there_is_compute(tmp_path):

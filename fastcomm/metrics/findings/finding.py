@@ -1,8 +1,8 @@
 """A finding: a cause of lost time or a symptom, with all that is shown of it.
 
-The cost of a cause is the time per step that its fix saves; ranks and stages that delay the
-same steps share that time (`suspects.sharing`). The cost of a symptom is the time per step that
-it takes. Costs are ns, as means over steps.
+The cost of a cause is the time per step beyond that of peers, at most about what its fix saves;
+ranks and stages that delay the same steps share that time (`suspects.sharing`). The cost of a
+symptom is the time per step that it takes. Costs are ns, as means over steps.
 """
 
 from collections.abc import Mapping, Sequence
