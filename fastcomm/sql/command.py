@@ -42,6 +42,7 @@ Examples:
 """
 _ROWS = 40  # of a printed table, unless --top says otherwise
 _MOST_LETTERS = 1 << 20  # of standard input
+_NO_QUERY = 'sql: no query; pass one, as in fastcomm sql PATH "from ranks"'
 
 
 @click.command("sql", cls=OptionsCommand, has_tables=True, epilog=_EXAMPLES)
@@ -75,6 +76,8 @@ def run(
     from fastcomm.sql.database import RunDatabase
     from fastcomm.sql.run_tables import RunTables
 
+    if query is not None and not query.strip():
+        raise ConfigError(_NO_QUERY)
     if query is not None and query.lstrip().startswith("."):
         prompt.dot_command(query)
         return
@@ -118,7 +121,7 @@ def _answer_all(
     if len(text) > _MOST_LETTERS:
         raise ConfigError(f"sql: standard input has more than {_MOST_LETTERS} letters")
     if not text.strip():
-        raise ConfigError('sql: no query; pass one, as in fastcomm sql PATH "from ranks"')
+        raise ConfigError(_NO_QUERY)
     parts = [*prompt.parts(iter(text.splitlines()))]
     if single and sum(not part.startswith(".") for part in parts) > 1:
         raise ConfigError(single)

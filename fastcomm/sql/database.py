@@ -201,8 +201,7 @@ class RunDatabase:
             raise _as_ours(error, text) from error
         for statement in statements:
             if statement.type is not duckdb.StatementType.SELECT:
-                name = statement.type.name.replace("_", " ")
-                raise ConfigError(f"sql: {name} is refused; {_READ_ONLY}")
+                raise ConfigError(f"sql: {_named(statement)} is refused; {_READ_ONLY}")
         return [statement.query for statement in statements]
 
     def query(self, sql: str, *, most: int | None = None) -> QueryResult:
@@ -421,6 +420,13 @@ def _as_ours(error: Exception, sql: str, before: int = 0) -> FastcommError:
         message = "a query reads the views of the run alone, no file and no network"
     place = _place(about.get("position"), sql, before)
     return ConfigError(f"sql: {place}{message}")
+
+
+def _named(statement: "duckdb.Statement") -> str:
+    """Return the first word of a statement, or the kind that DuckDB gives it."""
+    first = statement.query.split(maxsplit=1)[:1]
+    kind = statement.type.name.replace("_", " ")
+    return first[0].upper() if first and first[0].isalpha() else kind
 
 
 def _line(text: str) -> str:

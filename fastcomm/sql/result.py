@@ -195,6 +195,9 @@ def _text(value: Any) -> str:
         return str(value)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, pa.MonthDayNano):
+        months, days, nanoseconds = value
+        value = f"{months} months {days} days {nanoseconds} ns"
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return f"[{', '.join(map(_text, value))}]"
     return str(value)

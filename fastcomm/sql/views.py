@@ -145,7 +145,7 @@ EVENTS = RunView(
         ViewColumn(
             "kind",
             "VARCHAR",
-            "kernel (host: collectives), memcpy, memset, cpu_op, runtime, annotation, ...",
+            "kernel (host: collectives), host_work, memcpy, memset, cpu_op, annotation, ...",
         ),
         ViewColumn("name", "VARCHAR", "name as recorded"),
         _ns("start_ns", "start, on the clock of the rank"),
@@ -155,8 +155,10 @@ EVENTS = RunView(
         ViewColumn("process", "VARCHAR", "process of the host; of device work the device"),
         ViewColumn("thread", "VARCHAR", "thread of the host; of device work the stream"),
         ViewColumn("device", "BIGINT", "number of the local device; null on the host"),
-        ViewColumn("is_device", "BOOLEAN", "whether it is on a device"),
-        ViewColumn("stream", "BIGINT", "stream; null on the host"),
+        ViewColumn("is_device", "BOOLEAN", "whether it is on a device (runs without: is work)"),
+        ViewColumn(
+            "stream", "BIGINT", "stream; null on the host (runs without a device: thread)"
+        ),
         ViewColumn("correlation", "BIGINT", "joins a launch and its device work"),
         ViewColumn("launch", "BIGINT", "event of the call that launched it, as `event`"),
         ViewColumn("short_name", "VARCHAR", "name as `kernels` lists it; null for no work"),

@@ -149,10 +149,11 @@ def _is_ready(window: "ProfiledWindow", patience_s: float) -> bool:
 
 
 def _warn_of_waiting(directory: Path, windows: "Sequence[ProfiledWindow]") -> None:
-    """Name the windows that still wait for ranks, and the command that reports them."""
+    """Name the windows whose ranks are not all measured, and the command that reports them."""
     command = f"fastcomm watch {shell_quoted(str(directory))} --once"
     for window in windows:
-        warn([f"{window.folder}: not reported, as ranks are missing; `{command}` reports it"])
+        why = "not reported, as ranks are not measured"
+        warn([f"{window.folder}: {why}; `{command}` reports it"])
 
 
 def _check_names(report: "WindowReport", conditions: Sequence[Condition]) -> None:

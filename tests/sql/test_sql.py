@@ -187,6 +187,7 @@ def test_a_store_and_its_traces_have_an_equal_column(run, store, column):
 
 
 def test_work_alone_is_read_where_it_is_enough(run, monkeypatch):
+    rows(run, "select tag from events where rank = 0")  # parallelisms are those of all ranks
     contents = []
     original = fastcomm.trace.run_traces.Source.read
 
@@ -275,6 +276,8 @@ def test_a_query_only_reads_the_run(run, tmp_path, monkeypatch, sql):
         ("", "sql: 0 statements; pass one"),
         ("select 1 where", 'sql: line 1, column 10: syntax error at or near "where"'),
         ("drop view ranks", "sql: DROP is refused; only SELECT, FROM, "),
+        ("use main", "sql: USE is refused; only SELECT, FROM, "),
+        ("pivot kernels on category using count(*)", "sql: PIVOT is refused; only SELECT"),
         ("select 'x'::int", "sql: line 1, column 11: Could not convert string 'x' to INT32"),
         ("from read_csv('a')", "sql: line 1, column 6: a query reads the views of the run"),
         ("select " + "(" * 3000 + "1" + ")" * 3000, "sql: Max expression depth limit of 1000"),
@@ -449,6 +452,7 @@ def test_values_of_all_types_have_a_form_in_every_output(folder, tmp_path):
     (row,) = document["rows"]
     assert (row["a"], row["a_2"], row["d"], row["s"], row["n"]) == (1, 2, 1.5, 6, None)
     assert (row["st"], row["m"], row["ll"], row["bl"]) == ("{x: 1}", "[[k, 1]]", "[[1]]", "78")
+    assert row["i"] == "0 months 1 days 0 ns"
     assert (row["dt"], row["nan"], row["h"]) == ("2020-01-02", None, 1.2345678901234568e22)
     for words in (
         ["--format", "csv"],
@@ -493,6 +497,7 @@ def test_standard_input_is_answered_statement_by_statement(folder):
     assert "55" in failed.stdout
     assert "66" not in failed.stdout
     assert "no query" in piped(folder, "", code=2).stderr
+    assert "no query" in CliRunner().invoke(main, ["sql", str(folder / "run"), " "]).stderr
     assert "no command '.open'" in piped(folder, ".open a.db", code=2).stderr
 
 

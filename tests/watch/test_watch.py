@@ -258,7 +258,7 @@ def test_other_ranks_are_waited_for_no_longer_than_the_user_says(tmp_path, monke
     waiting = watch(tmp_path, "--idle", "0.2")
     assert (waiting.stdout, waiting.exit_code) == ("", 3)
     text = " ".join(waiting.stderr.split())
-    assert "step-000013: not reported, as ranks are missing; `fastcomm watch" in text
+    assert "step-000013: not reported, as ranks are not measured; `fastcomm watch" in text
     assert "--once` reports it" in text
 
 
