@@ -6,6 +6,7 @@ command, and no second while it does. Temporary directories are removed at the l
 process ends, even if interrupted.
 """
 
+import _thread
 import atexit
 import gc
 import os
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from time import monotonic
+from time import monotonic, sleep
 from types import FrameType
 
 from fastcomm.errors import ConfigError
@@ -132,13 +133,18 @@ def _restore() -> None:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _QUIET_S = 3.0  # long enough to clean up; after it, a signal interrupts again
+_IMPORT = "<frozen importlib._bootstrap>"  # the file of its frames
+_LONGEST_IMPORT_S = 2.0  # that a signal waits for
+_PAUSE_S = 0.02
 
 _last_signal_s = -_QUIET_S
+_import_deadline_s: float | None = None  # of a signal that waits for an import
+_is_repeated = False  # whether a thread is about to send that signal again
 _deferrals = 0
 _deferred: list[int] = []
 
 
-def interrupt(number: int, _frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
     """Handle a signal: raise `KeyboardInterrupt` or `SystemExit`, unless one was just raised.
 
     Signals to a group of processes come in pairs, and the second must not stop the cleaning up.
@@ -147,10 +153,43 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
     if _deferrals:
         _deferred.append(number)
         return
-    if monotonic() - _last_signal_s < _QUIET_S:
+    if monotonic() - _last_signal_s < _QUIET_S or _waits_for_import(number, frame):
         return
     _last_signal_s = monotonic()
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def _waits_for_import(number: int, frame: FrameType | None) -> bool:
+    """Whether a signal comes again later, as C code of imports may swallow its exception."""
+    global _import_deadline_s, _is_repeated  # noqa: PLW0603
+    if _is_repeated:
+        return True
+    now = monotonic()
+    if _import_deadline_s is None:
+        _import_deadline_s = now + _LONGEST_IMPORT_S
+    if not _is_importing(frame) or now >= _import_deadline_s:
+        _import_deadline_s = None
+        return False
+    _is_repeated = True
+    _thread.start_new_thread(_repeat, (number, threading.get_ident()))  # takes no lock
+    return True
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a frame or one below it is of an import."""
+    while frame is not None and frame.f_code.co_filename != _IMPORT:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _repeat(number: int, thread: int) -> None:
+    """Send a signal again to a thread."""
+    global _is_repeated  # noqa: PLW0603
+    sleep(_PAUSE_S)
+    _is_repeated = False
+    signal.pthread_kill(
+        thread, number
+    )  # it may sleep, and a signal to another does not wake it
 
 
 @contextmanager

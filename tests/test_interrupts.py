@@ -3,6 +3,7 @@
 import dis
 import gc
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -87,6 +88,7 @@ def test_an_interrupt_at_any_moment_is_no_other_error(call, tmp_path, monkeypatc
     (tmp_path / "text").write_text("text")
     (tmp_path / "rank0.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(process, "_waits_for_import", lambda *_: False)
     ignored = []  # by Python, in a destructor
     monkeypatch.setattr(sys, "unraisablehook", lambda args: ignored.append(args.exc_value))
     call(tmp_path)  # modules are imported
@@ -106,3 +108,38 @@ def test_an_interrupt_at_any_moment_is_no_other_error(call, tmp_path, monkeypatc
     gc.collect()  # files that an interrupt left open
     process.remove_all()
     assert not files.left_behind(tmp_path)
+
+
+MODULE = """
+import os, signal, time
+for number in (signal.SIGTERM, signal.SIGINT):
+    os.kill(os.getpid(), number)
+until = time.monotonic() + {seconds}
+while time.monotonic() < until:
+    pass
+print("imported", flush=True)
+"""
+SCRIPT = """
+import time
+from fastcomm.process import interruptible
+
+with interruptible():
+    begun = time.monotonic()
+    try:
+        import module
+        time.sleep(20)
+    except SystemExit as error:
+        print(error.code, time.monotonic() - begun)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "before"), [(0.2, ["imported"]), (30, [])])
+def test_a_signal_within_an_import_waits_for_its_end_but_not_forever(tmp_path, seconds, before):
+    (tmp_path / "module.py").write_text(MODULE.format(seconds=seconds))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    *lines, last = done.stdout.splitlines()
+    code, took = last.split()
+    assert (lines, code) == (before, str(128 + signal.SIGTERM))
+    assert seconds <= float(took) < 15 if before else 2 <= float(took) < 15

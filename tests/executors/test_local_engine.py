@@ -207,7 +207,9 @@ def test_signals_at_any_moment_leave_no_files_or_processes(endless, tmp_path, nu
         os.killpg(started.pid, number)
     _, stderr = started.communicate(timeout=30)
     assert started.returncode != 0
-    assert stderr.strip() in {"", "Aborted!"}
+    # Python itself answers what comes before the program has begun.
+    is_before = stderr.endswith("KeyboardInterrupt\n") and "fastcomm/process.py" not in stderr
+    assert stderr.strip() in {"", "Aborted!"} or is_before
     assert all_end(processes)
     assert list(temporary.iterdir()) == []
     assert not output.exists()
