@@ -52,6 +52,7 @@ _RESOLUTION_NS = 1_000
 _MOST_DRIFT = 1e-4  # of two clocks, ns per ns
 _FEW, _COMPARED = 16, 64  # items of a shift
 _MOST_ITEMS = 4096  # of a sequence, in which its period is searched
+_MOST_NEAR = 16  # pairs of ends near each other, per item
 _MOST_OTHERS = 16  # places that are compared with one, the likely ones
 
 
@@ -223,15 +224,20 @@ class _Shifts(NamedTuple):
     places: Ints  # place in the first sequence of the second one's first item
 
 
-def _shifted(common: Items, own: Items, least: int | None = None) -> _Shifts:
+def _shifted(
+    common: Items, own: Items, least: int | None = None, apart: int | None = None
+) -> _Shifts:
     """Compare two sequences at each shift by some items at which their codes are equal.
 
-    At least half of the shorter sequence has to overlap, or `least` items.
+    At least half of the shorter sequence has to overlap, or `least` items. With `apart`, only
+    shifts count at which some ends are at most that many ns apart.
     """
     (code, stop, _), (own_code, own_stop, _) = (
         Items(*(column[:_MOST_ITEMS] for column in items)) for items in (common, own)
     )
     shift = np.arange(1 - len(own_code), len(code))
+    if apart is not None:
+        shift = _near_shifts(stop, own_stop, apart, shift)
     first, last = np.maximum(shift, 0), np.minimum(shift + len(own_code), len(code))
     half = _least_common(len(code), len(own_code))
     is_long = last - first >= (half if least is None else min(half, least))
@@ -247,6 +253,18 @@ def _shifted(common: Items, own: Items, least: int | None = None) -> _Shifts:
     late = own_stop[row[is_alike]] - stop[place[is_alike]]
     middle = np.median(late, axis=1).astype(np.int64) if len(late) else np.empty(0, np.int64)
     return _Shifts(middle, spread_of(late - middle[:, None]), last - first, shift)
+
+
+def _near_shifts(stop: Ints, own: Ints, apart: int, shift: Ints) -> Ints:
+    """Return shifts at which some ends are so few ns apart, or all if these are many."""
+    first = np.searchsorted(stop, own - apart, "left")
+    last = np.searchsorted(stop, own + apart, "right")
+    count = last - first
+    if count.sum() > _MOST_NEAR * len(own):
+        return shift
+    row = np.repeat(np.arange(len(own)), count)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
+    return np.unique(place - row)
 
 
 def are_clearer(common: Items, own: Items, place: Ints, other: Ints, factor: float = 1) -> bool:
@@ -355,9 +373,9 @@ def _are_clocks_closer(later: Ints, spread: Ints, here: int) -> bool:
     both in ns.
     """
     is_better = (2 * spread <= spread[here]) & (spread[here] > _NOISE_NS)
-    is_near = _BETTER * np.abs(later) <= abs(int(later[here]))
+    is_near = np.abs(later) <= abs(int(later[here])) // _BETTER
     # Where ends agree everywhere, nearly equal clocks are hardly by chance.
-    is_equal = np.abs(later) * _HARDLY <= np.diff(np.sort(later)).min()
+    is_equal = np.abs(later) <= np.diff(np.sort(later)).min() // _HARDLY
     is_alike = (spread <= max(spread[here], _NOISE_NS)) & is_equal
     return bool((is_better & is_near).any() or is_alike.any())
 
@@ -491,15 +509,21 @@ def _repeats_itself(items: Items) -> bool:
 
 def _fit_on_equal_clocks(common: Items, own: Items, most: int) -> bool:
     """Whether ends agree within `most` ns at a shift on which clocks are as good as equal."""
-    shifts = _shifted(common, own)
+    # Of nine ends in ten, no other difference is larger.
+    shifts = _shifted(common, own, apart=_equal_ns(common) + most + 1)
     return bool((_are_equal(shifts.ahead, common) & (shifts.spread <= most)).any())
 
 
 def _are_equal(ahead: ArrayLike, items: Items) -> Flags:
     """Whether clocks that differ so much are equal beside the time between two items."""
-    gap = int(np.median(np.diff(items.stop))) if len(items.stop) > 1 else 0
-    is_equal: Flags = _HARDLY * np.abs(ahead) <= gap
+    is_equal: Flags = np.abs(ahead) <= _equal_ns(items)
     return is_equal
+
+
+def _equal_ns(items: Items) -> int:
+    """Return how far clocks are apart at most that are equal beside the time between items."""
+    gap = int(np.median(np.diff(items.stop))) if len(items.stop) > 1 else 0
+    return gap // _HARDLY
 
 
 def _is_only_place(common: Items, own: Items, place: Ints) -> bool:

@@ -280,6 +280,25 @@ def test_without_agreeing_ends_events_are_matched_by_order_if_steps_are_equal():
     assert match(numbered).instance.tolist() == list(range(50)) * 3
 
 
+@pytest.mark.parametrize("marks", [2, 1, 0])
+@pytest.mark.parametrize("count", [2, 5, 100])
+def test_clocks_are_compared_however_far_they_are_apart(count, marks):
+    """Products of such differences do not fit into 64 bits."""
+    numbers = np.random.default_rng(0)
+    ends = np.cumsum(numbers.integers(500_000, 1_500_000, count)).tolist()
+    step = np.append(np.arange(count), np.where(marks > 1, np.arange(count), NULL))
+
+    def matched(ahead):
+        rows = [(rank, 7, 0, 100, NULL, end + ahead[rank]) for rank in range(2) for end in ends]
+        found = match(replace(calls(rows), step=step if marks else np.full_like(step, NULL)))
+        return found.count, found.dropped, found.instance.tolist()
+
+    some = matched((0, 10**15))
+    for apart in (17 * 10**17, 9 * 10**18):
+        assert matched((0, apart)) == some
+        assert matched((apart, 0)) == some
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_missing_events_hide_no_place_on_clocks_that_are_far_apart(seed):
     numbers = np.random.default_rng(seed)
