@@ -416,7 +416,7 @@ def _as_ours(error: Exception, sql: str, before: int = 0) -> FastcommError:
     kind = about.get("exception_type")
     if kind == "Catalog" and about.get("type") == "Table":
         message = _no_view(str(about.get("name", "")))
-    elif kind == "Permission":
+    elif kind == "Permission" or "INSTALL " in message:  # of an extension
         message = "a query reads the views of the run alone, no file and no network"
     place = _place(about.get("position"), sql, before)
     return ConfigError(f"sql: {place}{message}")

@@ -280,6 +280,7 @@ def test_a_query_only_reads_the_run(run, tmp_path, monkeypatch, sql):
         ("pivot kernels on category using count(*)", "sql: PIVOT is refused; only SELECT"),
         ("select 'x'::int", "sql: line 1, column 11: Could not convert string 'x' to INT32"),
         ("from read_csv('a')", "sql: line 1, column 6: a query reads the views of the run"),
+        ("from sqlite_scan('a', 'b')", "sql: a query reads the views of the run alone"),
         ("select " + "(" * 3000 + "1" + ")" * 3000, "sql: Max expression depth limit of 1000"),
         ("select '" + "x" * (1 << 20) + "'", "sql: a query of 1048585 letters; at most "),
         ("select '\udcff'", "sql: the query is no valid text"),
