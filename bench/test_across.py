@@ -66,8 +66,8 @@ def test_matched_waits(bar):
 
     columns = [table[name].to_numpy() for name in ("rank", "group", "seq", "start_ns")]
     columns.append(columns[-1] + table["duration_ns"].to_numpy())
-    found = measured()[1]
-    assert sum(each.collectives for each in found) == len(table)
-    by_rank = np.bincount([each.rank for each in found], [each.wait_ns * 4 for each in found])
+    rows = measured()[1]
+    assert sum(row.collectives for row in rows) == len(table)
+    by_rank = np.bincount([row.rank for row in rows], [row.wait_ns * 4 for row in rows])
     assert np.allclose(by_rank, waits_by_hand(*columns)[0])
     bar("matched_waits", measured, lambda: waits_by_hand(*columns), count=len(table))

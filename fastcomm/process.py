@@ -139,7 +139,7 @@ _PAUSE_S = 0.02
 
 _last_signal_s = -_QUIET_S
 _import_deadline_s: float | None = None  # of a signal that waits for an import
-_is_repeated = False  # whether a thread is about to send that signal again
+_is_postponed = False  # whether a thread is about to send that signal again
 _deferrals = 0
 _deferred: list[int] = []
 
@@ -161,8 +161,8 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 def _waits_for_import(number: int, frame: FrameType | None) -> bool:
     """Whether a signal comes again later, as C code of imports may swallow its exception."""
-    global _import_deadline_s, _is_repeated  # noqa: PLW0603
-    if _is_repeated:
+    global _import_deadline_s, _is_postponed  # noqa: PLW0603
+    if _is_postponed:
         return True
     now = monotonic()
     if _import_deadline_s is None:
@@ -170,7 +170,7 @@ def _waits_for_import(number: int, frame: FrameType | None) -> bool:
     if not _is_importing(frame) or now >= _import_deadline_s:
         _import_deadline_s = None
         return False
-    _is_repeated = True
+    _is_postponed = True
     _thread.start_new_thread(_repeat, (number, threading.get_ident()))  # takes no lock
     return True
 
@@ -184,12 +184,11 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 def _repeat(number: int, thread: int) -> None:
     """Send a signal again to a thread."""
-    global _is_repeated  # noqa: PLW0603
+    global _is_postponed  # noqa: PLW0603
     sleep(_PAUSE_S)
-    _is_repeated = False
-    signal.pthread_kill(
-        thread, number
-    )  # it may sleep, and a signal to another does not wake it
+    _is_postponed = False
+    # That thread may sleep, and a signal to another one does not wake it.
+    signal.pthread_kill(thread, number)
 
 
 @contextmanager

@@ -151,9 +151,9 @@ def _is_ready(window: "ProfiledWindow", patience_s: float) -> bool:
 def _warn_of_waiting(directory: Path, windows: "Sequence[ProfiledWindow]") -> None:
     """Name the windows whose ranks are not all measured, and the command that reports them."""
     command = f"fastcomm watch {shell_quoted(str(directory))} --once"
+    why = f"not reported, as ranks are not measured; `{command}` reports it"
     for window in windows:
-        why = "not reported, as ranks are not measured"
-        warn([f"{window.folder}: {why}; `{command}` reports it"])
+        warn([f"{window.folder}: {why}"])
 
 
 def _check_names(report: "WindowReport", conditions: Sequence[Condition]) -> None:

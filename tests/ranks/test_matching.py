@@ -280,6 +280,22 @@ def test_without_agreeing_ends_events_are_matched_by_order_if_steps_are_equal():
     assert match(numbered).instance.tolist() == list(range(50)) * 3
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_equal_clocks_decide_where_gaps_repeat_themselves(seed):
+    """Four gaps repeat, three operations do; one rank has 10 to 30, the other one 1 to 18."""
+    numbers = np.random.default_rng(seed)
+    gaps = (1_000_000 * (numbers.exponential(1, 4) + 0.05)).astype(np.int64)
+    ends = np.cumsum(np.tile(gaps, 8))
+    recorded = [range(10, 31), range(1, 19)]
+    rows = [
+        (rank, 7, call % 3, 100, NULL, int(ends[call] + numbers.integers(0, 3000)))
+        for rank, own in enumerate(recorded)
+        for call in own
+    ]
+    places = [call for own in recorded for call in own]
+    assert all(len(own) == 1 for own in partners(places, match(calls(rows)).instance))
+
+
 @pytest.mark.parametrize("marks", [2, 1, 0])
 @pytest.mark.parametrize("count", [2, 5, 100])
 def test_clocks_are_compared_however_far_they_are_apart(count, marks):
@@ -290,8 +306,8 @@ def test_clocks_are_compared_however_far_they_are_apart(count, marks):
 
     def matched(ahead):
         rows = [(rank, 7, 0, 100, NULL, end + ahead[rank]) for rank in range(2) for end in ends]
-        found = match(replace(calls(rows), step=step if marks else np.full_like(step, NULL)))
-        return found.count, found.dropped, found.instance.tolist()
+        matches = match(replace(calls(rows), step=step if marks else np.full_like(step, NULL)))
+        return matches.count, matches.dropped, matches.instance.tolist()
 
     some = matched((0, 10**15))
     for apart in (17 * 10**17, 9 * 10**18):

@@ -187,7 +187,7 @@ def test_a_store_and_its_traces_have_an_equal_column(run, store, column):
 
 
 def test_work_alone_is_read_where_it_is_enough(run, monkeypatch):
-    rows(run, "select tag from events where rank = 0")  # parallelisms are those of all ranks
+    rows(run, "select tag from events where rank = 0")  # reads all ranks, once
     contents = []
     original = fastcomm.trace.run_traces.Source.read
 
