@@ -735,8 +735,7 @@ def nearest(all_: tuple[Ints, Ints], own: tuple[Ints, Ints], apart: int) -> Ints
     all_, own
         Codes, and ends in ns, of the common sequence and of a rank; sorted by end.
     apart
-        Maximum distance of matched ends in ns. Longer gaps divide the sequences into
-        independent pieces.
+        Maximum distance of matched ends in ns.
 
     Returns
     -------
@@ -744,28 +743,7 @@ def nearest(all_: tuple[Ints, Ints], own: tuple[Ints, Ints], apart: int) -> Ints
         Place per item of `own`; NONE without a match.
 
     """
-    times = np.concatenate([all_[1], own[1]])
-    order = np.argsort(times, kind="stable")
-    piece = np.empty(len(times), np.int64)
-    piece[order] = np.cumsum(np.append(0, np.diff(times[order]) > apart))
-    count = int(piece.max()) + 1
-    # The items of piece k are from bound k to bound k + 1.
-    a, b = (
-        np.append(0, np.cumsum(np.bincount(of, minlength=count)))
-        for of in np.split(piece, [len(all_[1])])
-    )
-    place = np.full(len(own[0]), NONE, np.int64)
-    sizes = np.diff(a), np.diff(b)
-    single = np.flatnonzero((sizes[0] == 1) & (sizes[1] == 1))
-    alike = single[all_[0][a[single]] == own[0][b[single]]]
-    place[b[alike]] = a[alike]
-    several = (sizes[0] > 0) & (sizes[1] > 0) & (sizes[0] + sizes[1] > 2)  # noqa: PLR2004
-    for k in np.flatnonzero(several).tolist():
-        common, rank_items = slice(a[k], a[k + 1]), slice(b[k], b[k + 1])
-        columns = (all_[0][common], all_[1][common], own[0][rank_items], own[1][rank_items])
-        matched = matching.align(*columns, MAX_MISSING, apart)
-        place[rank_items] = np.where(matched == NONE, NONE, matched + a[k])
-    return place
+    return matching.align_pieces(*all_, *own, MAX_MISSING, apart)
 
 
 def _filled(place: Ints, all_code: Ints, code: Ints) -> Ints:

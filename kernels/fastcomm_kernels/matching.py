@@ -332,8 +332,8 @@ def align(
 
     """
     n, m = len(a_code), len(b_code)
-    low = min(0, n - m) - widest
-    width = max(0, n - m) + widest - low + 1
+    low = max(min(0, n - m) - widest, -m)
+    width = min(max(0, n - m) + widest, n) - low + 1
     # Score so far, by how many more items of a than of b were used.
     best = np.full(width + 1, _NEVER, np.int64)
     steps = np.zeros((m + 1, width), np.uint8)
@@ -370,4 +370,39 @@ def align(
             i -= 1
         else:
             j -= 1
+    return match_of
+
+
+@kernel
+def align_pieces(
+    a_code: Ints, a_time: Ints, b_code: Ints, b_time: Ints, widest: int, apart: int
+) -> Ints:
+    """Return the index in a of the item that matches each item of b, or -1.
+
+    Each piece is aligned as `align` does. Gaps longer than `apart`, in which neither sequence
+    has an item, are between two pieces.
+
+    Parameters
+    ----------
+    a_code, b_code, a_time, b_time, widest, apart
+        As for `align`; times ascend.
+
+    """
+    match_of = np.full(len(b_code), NONE, np.int64)
+    i = j = 0
+    while i < len(a_code) and j < len(b_code):
+        a, b, last, before = i, j, min(a_time[i], b_time[j]), -1
+        while before < i + j:
+            before = i + j
+            while i < len(a_time) and a_time[i] - last <= apart:
+                last, i = max(last, a_time[i]), i + 1
+            while j < len(b_time) and b_time[j] - last <= apart:
+                last, j = max(last, b_time[j]), j + 1
+        if i - a == 1 and j - b == 1:  # as most pieces; `align` allocates memory
+            match_of[b] = a if a_code[a] == b_code[b] else NONE
+            continue
+        piece = align(a_code[a:i], a_time[a:i], b_code[b:j], b_time[b:j], widest, apart)
+        for k in range(len(piece)):
+            if piece[k] != NONE:
+                match_of[b + k] = a + piece[k]
     return match_of

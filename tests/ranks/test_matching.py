@@ -1,6 +1,7 @@
 """Test matching of collectives by number and by order, also with lost events."""
 
 from dataclasses import replace
+from operator import itemgetter
 from types import SimpleNamespace
 
 import numpy as np
@@ -428,16 +429,26 @@ def best_score(a, b, apart):
 ITEMS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=6)
 
 
-@given(ITEMS, ITEMS, st.integers(0, 20))
-def test_alignment_is_optimal(a, b, apart):
+def assert_optimal(align, a, b, apart):
     columns = [
         np.array([item[k] for item in side], np.int64) for side in (a, b) for k in (0, 1)
     ]
-    found = matching.align(*columns, np.int64(8), np.int64(apart))
-    pairs = [(int(i), j) for j, i in enumerate(found) if i >= 0]
+    found = align(*columns, np.int64(8), np.int64(apart))
+    pairs = [(int(i), j) for j, i in enumerate(found) if i != NONE]
     assert [i for i, _ in pairs] == sorted({i for i, _ in pairs})
     assert all(a[i][0] == b[j][0] and abs(a[i][1] - b[j][1]) <= apart for i, j in pairs)
     assert score(a, b, pairs, apart) == best_score(a, b, apart)
+
+
+@given(ITEMS, ITEMS, st.integers(0, 20))
+def test_alignment_is_optimal(a, b, apart):
+    assert_optimal(matching.align, a, b, apart)
+
+
+@given(ITEMS, ITEMS, st.integers(0, 6))
+def test_alignment_in_pieces_is_optimal(a, b, apart):
+    a, b = (sorted(side, key=itemgetter(1)) for side in (a, b))
+    assert_optimal(matching.align_pieces, a, b, apart)
 
 
 @pytest.mark.parametrize("lost", [3, 5])
