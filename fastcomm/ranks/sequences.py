@@ -630,10 +630,14 @@ def _at_once(common: Items, own: Items) -> Ints | None:
 def _aheads_by_ends(common: Items, own: Items) -> list[int] | None:
     """Return how far a clock is ahead, in ns, where ends agree that may differ by `NEAR_NS`.
 
-    None if they agree nowhere, or too few for that not to be by chance; empty if they agree in
-    several places, and clocks do not tell.
+    None if they agree nowhere, or too few for that not to be by chance, as in one burst; empty
+    if they agree in several places, and clocks do not tell.
     """
-    later, spread, count, _ = _shifted(common, own)
+    shifts = _shifted(common, own)
+    first = np.maximum(shifts.places, 0)
+    duration = common.stop[first + shifts.overlap - 1] - common.stop[first]
+    is_long = duration >= _HARDLY * np.maximum(shifts.spread, _NOISE_NS)
+    later, spread, count, _ = (column[is_long] for column in shifts)
     if not (spread <= np.where(count < _FEW, SURE_NS, NEAR_NS)).any():
         return None
     best, near = int(np.argmin(spread)), int(np.argmin(np.abs(later)))

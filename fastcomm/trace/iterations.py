@@ -199,7 +199,9 @@ def _by_name(marks: Marks, regex: str, found_by: str) -> Iterations | None:
         own = own_numbers[row]
         number = latest.get(own, base + own)
         start, stop = spans.get(number, (first, last))
-        if between.has_mark(stop, first) or (is_single and own in latest and first >= stop):
+        is_again = own not in latest and number in spans  # that number is another mark's
+        is_again |= is_single and own in latest and first >= stop
+        if is_again or between.has_mark(stop, first):
             base = top + 1 - own + (first - spans[top][1] > _NO_PAUSE * (last - first))
             number, start, stop = base + own, first, last
         spans[number] = min(start, first), max(stop, last)

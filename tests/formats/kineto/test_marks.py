@@ -87,6 +87,13 @@ def test_numbers_that_restart_are_counted_on(tmp_path):
     assert any(pause in text for text in trace.device_notes)
 
 
+def test_a_mark_behind_a_restart_takes_the_number_of_no_other(tmp_path):
+    """After 2, 3, 2 a 1 would be counted on to 3."""
+    first = marks(("step 2", 0, 10), ("step 3", 10, 40), ("step 2", 50, 20))
+    trace = read(tmp_path, [*first, k.mark("step 1", 60, 20, tid=2)])
+    assert iterations(trace) == [(2, 0, 10), (3, 10, 50), (4, 50, 60), (5, 60, 80)]
+
+
 def test_marks_of_one_number_on_several_threads_are_one_iteration(tmp_path):
     other = [k.mark(f"iteration {n}", 10 * n + 2, 9, tid=2) for n in range(3)]
     trace = read(tmp_path, [*marks(*EPOCH), *other])
