@@ -202,7 +202,7 @@ def _place_globally(load: Loads, replicas: int, gpus: int, bar: float | None = N
         elif not apart:
             starts_as_eplb = int(np.bincount(own).max()) < gpus
         apart.append((heaviest(load, placed, gpus), placed))
-        floor = max(load.sum() / gpus, _shared(load, own).max(initial=0.0))
+        floor = float(max(load.sum() / gpus, _shared(load, own).max(initial=0.0)))
         if apart[-1][0] <= _EVEN * floor:
             break
     weight, best = min(apart, key=itemgetter(0))
