@@ -29,6 +29,27 @@ make[1]: *** Waiting for unfinished jobs....
 make: *** [test] Error 2"""
 
 
+# What a failed test printed comes before the summary, and what else goes on comes behind.
+PRINTED = f"""\
+ERROR: printed by a test
+bench/x.py:3: as printed
+=========================== short test summary info ============================
+{UNIT}
+fastcomm/units.py:300:8: F401"""
+IMPORT = """\
+test_bytes.py:3: in <module>
+E   ModuleNotFoundError: No module named 'bytes'
+=========================== short test summary info ============================
+ERROR tests/test_bytes.py
+make[1]: *** [Makefile:64: modules] Error 2"""
+# Two checks at a time.
+BOTH = """\
+Would reformat: fastcomm/units.py
+make[1]: *** [Makefile:58: lint] Error 1
+FAILED tests/test_units.py::test_bytes - assert 1000 == 1024
+make[1]: *** [Makefile:66: coverage] Error 1"""
+
+
 FAULTS = (
     "fastcomm/units.py:300:8: F401 [*] `os` imported but unused",
     'fastcomm/units.py:12: error: Incompatible return value type (got "int")  [return-value]',
@@ -59,6 +80,11 @@ def gate(folder, make):
          "make: *** [coverage] Error 1",
          "coverage: FAIL Required test coverage of 100% not reached. Total coverage: 99.31%"),
         ("sh: 1: no such tool", "test: sh: 1: no such tool"),
+        (PRINTED, "unit: FAILED tests/test_units.py::test_bytes - assert 1000 == 1024"),
+        (IMPORT, "modules: ERROR tests/test_bytes.py - "
+         "ModuleNotFoundError: No module named 'bytes'"),
+        (BOTH, "lint: Would reformat: fastcomm/units.py"),
+        ("running\nmake[1]: *** [Makefile:68: unit] Killed", "unit: Killed"),
     ],
 )  # fmt: skip
 def test_the_last_line_of_a_refusal_is_the_check_and_its_first_fault(tmp_path, said, line):

@@ -46,6 +46,12 @@ def test_invalid_bandwidths_are_errors(text):
         parse_bandwidth(text)
 
 
+@pytest.mark.parametrize("text", ["1 bit/s", "0.5 B/s", "1e4 TB/s"])
+def test_bandwidths_that_no_link_has_are_errors(text):
+    with pytest.raises(ConfigError, match=r"expected .* bytes/s"):
+        parse_bandwidth(text)
+
+
 @pytest.mark.parametrize(
     ("value", "decimals", "text"),
     [

@@ -75,6 +75,15 @@ def sizes(folder, ranks):
     return {tool: max(tokens_of(text), len(text) / 4) for tool, text in texts.items()}
 
 
+def test_each_step_and_rank_has_its_own_path(tmp_path):
+    session = session_of_job(tmp_path, 16)
+    texts = {
+        text_of(session, "critical_path", run="run", **choice)
+        for choice in ({"step": 10}, {"step": 11}, {"step": 11, "rank": 3})
+    }
+    assert len(texts) == 3
+
+
 def test_answers_grow_so_little_that_they_are_small_on_512_ranks(tmp_path):
     few, many = sizes(tmp_path / "few", 32), sizes(tmp_path / "many", 64)
     for tool in TOOLS:

@@ -3,17 +3,22 @@
 import json
 import sys
 from collections import Counter, defaultdict
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from builders.opened import open_run
 from click.testing import CliRunner
 
+import fastcomm
 from fastcomm.cli.main import main
-from fastcomm.convert.chakra import Written, group_number, write_groups
+from fastcomm.convert.chakra import Written, convert, group_number, write_groups
+from fastcomm.convert.chakra import write as chakra_rank
 from fastcomm.errors import FastcommError
 from fastcomm.formats import execution_traces
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
+from fastcomm.trace.schema import OP
 from fastcomm.trace.trace import Meta
 
 # Fields of MLCommons Chakra's et_def.proto, by number.
@@ -206,3 +211,34 @@ def test_a_missing_extra_is_an_error_with_the_install_command(monkeypatch):
     with pytest.raises(FastcommError, match=r"pip install 'fastcomm\[chakra\]'"):
         execution_traces.messages()
     execution_traces.messages.cache_clear()
+
+
+def test_a_message_is_sent_and_received_with_equal_sizes_and_tags(tmp_path):
+    write(Job.of(4, pp=2, steps=2, layers=2, micro_batches=2), tmp_path / "traces")
+    convert(open_run(tmp_path / "traces"), tmp_path / "et")
+    ends = {SEND: Counter(), RECEIVE: Counter()}
+    for rank in range(4):
+        for one in nodes(tmp_path / f"et/trace.{rank}.et"):
+            if one["type"] in ends:
+                ends[one["type"]][tuple(sorted(one["attr"].items()))] += 1
+    assert ends[SEND] == ends[RECEIVE]
+    assert ends[SEND].total() > 0
+    assert max(ends[SEND].values()) == 1
+
+
+def test_each_of_several_messages_of_an_event_has_its_part_of_the_size(run, tmp_path):
+    """One kernel does all sends and receives of a batch; its size is that of all sends."""
+    trace = fastcomm.open(run / "traces").read(0)
+    comm, count = trace.comm, trace.comm.num_rows
+    values = {"sends_to": [[1, 2, 3]], "receives_from": [[2]], "op": [OP["SendRecv"]]}
+    values |= {"payload_bytes": [300]}
+    for name, value in values.items():
+        place, kind = comm.column_names.index(name), comm.schema.field(name).type
+        comm = comm.set_column(place, comm.schema.field(name), pa.array(value * count, kind))
+    chakra_rank(replace(trace, comm=comm), tmp_path, 4)
+    attributes = [
+        (one["type"], one["attr"]["comm_size"])
+        for one in nodes(tmp_path / "trace.0.et")
+        if one["type"] in (SEND, RECEIVE)
+    ]
+    assert Counter(attributes) == {(SEND, 100): 3 * count, (RECEIVE, 100): count}

@@ -195,3 +195,19 @@ def test_a_call_that_all_have_just_made_is_no_hang_where_all_files_are_late(tmp_
         (folder / f"rank_{rank}.pickle.gz").write_bytes(content)
     hang = diagnose_hang(folder)
     assert (hang.kind, hang.confidence) == ("none", "low")
+
+
+@pytest.mark.parametrize(("age", "kind"), [(60, "none"), (120, "not_arrived")])
+def test_a_call_is_old_after_twice_the_time_that_calls_like_it_took(tmp_path, age, kind):
+    """Calls are made 10 ms apart, and each took 40 s."""
+    folder = write(tmp_path / "job", [0] * WORLD, age=age)
+    for path in folder.iterdir():
+        packed = path.read_bytes()
+        document = pickle.loads(gzip.decompress(packed))
+        for call in document["entries"]:
+            if call["retired"]:
+                end = call["time_created_ns"] + 40 * SECOND
+                call["time_discovered_completed_ns"] = end
+        written = int.from_bytes(packed[4:8], "little")
+        path.write_bytes(gzip.compress(pickle.dumps(document, 2), mtime=written))
+    assert diagnose_hang(folder).kind == kind

@@ -23,6 +23,7 @@ from oracles.metrics import device_events
 from fastcomm.compat.hta import get_idle_time_breakdown
 from fastcomm.idle.causes import BY_CAUSE, CAUSES, GARBAGE, LOADING
 from fastcomm.idle.intervals import idle_times
+from fastcomm.idle.totals import cause_of_longer
 from fastcomm.ingest.ingest import ingest, plan
 from fastcomm.metrics.computation import compute_metrics
 from fastcomm.metrics.options import MetricsOptions
@@ -308,3 +309,11 @@ def test_the_rows_considered_grow_with_the_threads_that_launch(tmp_path, monkeyp
         totals.append(sum(considered))
         considered.clear()
     assert totals[1] < 5 * totals[0]
+
+
+@pytest.mark.parametrize(("longer", "cause"), [(60, "a"), (61, None)])
+def test_a_cause_explains_at_least_half_of_a_longer_idle_time(longer, cause):
+    by_rank = {0: {"a": 50.0, "b": 30.0}, 1: {"a": 20.0, "b": 10.0}, 2: {"a": 20.0, "b": 10.0}}
+    ns = None if cause is None else 50.0
+    assert cause_of_longer(by_rank, 0, (1, 2), longer) == (cause, ns)
+    assert cause_of_longer(by_rank, 3, (1, 2), longer) == (None, None)

@@ -46,6 +46,14 @@ def test_doctor_prints_versions_machine_cache_and_a_self_test():
     assert [line[2:].split()[0] for line in lines] == list(said)
 
 
+def test_the_time_that_a_group_of_processes_is_granted_is_in_cores(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "_CGROUP", tmp_path)
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert found()["cores"]["found"].endswith(", for 1.5 of them time is granted")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert "granted" not in found()["cores"]["found"]
+
+
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_doctor_prints_no_names_of_users_hosts_or_paths(words, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "who"))

@@ -1,6 +1,7 @@
 """Test the text file for Prometheus: its grammar, its names and its numbers."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from builders.opened import open_run
@@ -71,6 +72,14 @@ def test_the_numbers_are_those_of_the_metrics_in_base_units(run, tmp_path):
     assert all(name.startswith("fastcomm_") for name, _ in samples)
     assert all(name.endswith(_UNITS) for name, _ in samples)
     assert [one.name for one in tmp_path.iterdir()] == ["job.prom"]  # nothing unfinished
+
+
+def test_the_step_time_that_99_percent_do_not_exceed_is_no_mean(run, tmp_path):
+    metrics = compute_metrics(open_run(run))
+    slow = replace(metrics.iteration, p99_ns=3 * metrics.iteration.mean_ns)
+    prometheus.write(replace(metrics, iteration=slow), tmp_path / "job.prom")
+    samples = parsed((tmp_path / "job.prom").read_text())
+    assert samples["fastcomm_step_p99_seconds", ""] == slow.p99_ns / 1e9
 
 
 def test_what_is_unknown_has_no_sample(run, tmp_path):

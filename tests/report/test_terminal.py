@@ -89,6 +89,10 @@ def numbers(text):
     }
 
 
+def test_a_narrower_pipe_than_40_cells_has_lines_of_40(made):
+    assert printed("metrics {run}", made, "10") == printed("metrics {run}", made, "40")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_lines_fit_the_terminal_without_cutting_numbers(name, made):
     command = COMMANDS[name]

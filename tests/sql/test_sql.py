@@ -151,6 +151,13 @@ def rows_of(events, condition):
         return connection.execute(f"select count(*) from own where {condition}").fetchone()
 
 
+@pytest.mark.parametrize("kind", ["run", "store"])
+def test_columns_of_conditions_are_read_as_well(request, kind):
+    sql = "select name from events where duration_ns > 5 and rank = 1"
+    (read,) = request.getfixturevalue(kind).sql(sql).reads
+    assert {*read.columns} == {"name", "duration_ns", "rank"}
+
+
 def test_a_limit_ends_the_reading(run, store):
     for opened in (run, store):
         assert opened.sql("select rank from events limit 3").reads[0].ranks == (0,)

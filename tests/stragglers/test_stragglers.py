@@ -1,6 +1,7 @@
 """Test tables of operations: graph, replay and stragglers."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -400,3 +401,11 @@ def test_a_csv_table_gives_the_result_of_the_parquet_table(tmp_path):
     path.write_text(path.read_text().partition("\n")[0] + "\n")
     with pytest.raises(TraceFileError, match=r"table.csv: the table has no rows"):
         operations.read(path)
+
+
+def test_of_equal_scores_the_lower_ranks_are_the_worst():
+    rank_of = np.array([[3, 2, 1, 0], *(np.arange(4, 32).reshape(-1, 4)).tolist()])
+    job = SimpleNamespace(rank_of=rank_of)
+    assert stragglers_result._worst(job, np.ones(rank_of.shape)) == (0,)
+    scores = np.where(rank_of == 17, 1.5, 1.0)
+    assert stragglers_result._worst(job, scores) == (17,)

@@ -306,6 +306,12 @@ def test_contradicting_options_are_refused():
         ReportOptions(no_timeline=True, timeline_steps=(1,))
 
 
+def test_events_that_are_drawn_with_another_one_are_merged(timeline):
+    (step,) = timeline.steps[:1]
+    count = np.array([1, 2, 3, 1])
+    assert replace(step, events={**step.events, "count": count}).merged == 5
+
+
 @st.composite
 def columns(draw):
     """Events of one rank, and how many may remain."""

@@ -173,6 +173,25 @@ def test_a_condition_that_holds_is_an_exit_code(directory, condition, code):
     assert ("FAIL iteration.mean_ns > +5%" in result.output) == (code == 4)
 
 
+def test_a_condition_that_holds_in_an_incomplete_window_is_its_exit_code(tmp_path):
+    write_window(JOB, tmp_path / "run" / "step-000013")
+    write_window(SLOW, tmp_path / "run" / "step-000513", ranks=(0, 1, 2))
+    result = watch(tmp_path / "run", "--once", "--fail-if", "iteration.mean_ns > +5%")
+    assert result.exit_code == 4, result.output
+
+
+def test_of_windows_of_two_runs_that_is_newer_whose_first_rank_came_later(tmp_path):
+    late, early = (
+        write_window(JOB, tmp_path / run / "step-000013", ranks=(0, 1)) for run in "ab"
+    )
+    for window, times in ((late, (20, 20)), (early, (10, 30))):
+        for path, moment in zip(window.measured.values(), times, strict=True):
+            os.utime(path, (moment, moment))
+    late, early = (ProfiledWindow.of(window.folder) for window in (late, early))
+    assert late.is_newer_than(early)
+    assert not early.is_newer_than(late)
+
+
 def test_an_invalid_condition_is_wrong_usage(directory):
     result = watch(directory, "--once", "--fail-if", "step_time > +5%")
     assert (result.exit_code, result.stdout) == (2, "")

@@ -81,6 +81,16 @@ def test_a_report_that_changed_is_exported_again(install, report):
     assert len(log.read_text().splitlines()) == 2
 
 
+def test_a_report_of_another_size_is_exported_again_whatever_its_time(install, report):
+    log = install()
+    open_run(report.parent)
+    moment = report.stat().st_mtime_ns
+    report.write_bytes(b"a longer one")
+    os.utime(report, ns=(moment, moment))
+    open_run(report.parent)
+    assert len(log.read_text().splitlines()) == 2
+
+
 def test_an_nsys_that_does_not_know_blobs_exports_json(install, report):
     log = install('case "$*" in *blobs*) echo "unrecognized option" >&2; exit 1;; esac')
     assert open_run(report).ranks == (0, 1)
