@@ -69,9 +69,13 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def default_width() -> None:
-    """Commands print to a pipe of the default width; pytest-xdist sets that of the terminal."""
-    os.environ.pop("COLUMNS", None)
+def default_terminal() -> None:
+    """Commands print to a pipe of the default width, without colors, whoever runs the tests.
+
+    pytest-xdist sets the width of the terminal.
+    """
+    for name in ("COLUMNS", "FORCE_COLOR", "CLICOLOR_FORCE"):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,7 @@
 """Test `fastcomm info`."""
 
 import json
+import shlex
 
 import pytest
 from builders import kineto_text as k
@@ -64,7 +65,8 @@ def test_traces_are_described_by_their_first_rank(traces):
     ]
     assert lines[7].split() == ["mesh_tp", "1", "2", "TP", "description", "1", "2"]
     store = f"{traces.name}-store"
-    commands = [f"    fastcomm metrics {traces}", f"    fastcomm ingest {traces} -o {store}"]
+    path = shlex.quote(str(traces))
+    commands = [f"    fastcomm metrics {path}", f"    fastcomm ingest {path} -o {store}"]
     assert lines[-3:] == ["next:", *commands]
 
 
@@ -97,7 +99,7 @@ def test_info_of_a_store_reads_no_events(traces, store):
     lines = invoke(store).splitlines()
     assert lines[0].startswith("format      stored kineto: 2 files, ")
     assert lines[5].split(maxsplit=1)[1].startswith("agree within 0 ns (2 collectives, spread")
-    assert lines[-2:] == ["next:", f"    fastcomm metrics {store}"]
+    assert lines[-2:] == ["next:", f"    fastcomm metrics {shlex.quote(str(store))}"]
 
 
 def test_options_apply_to_a_store(store):

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -293,7 +294,7 @@ def test_a_mistyped_command_suggests_the_nearest(words, suggested):
 
 
 def test_a_path_in_place_of_a_command_suggests_metrics(tmp_path):
-    assert f"metrics {tmp_path}" in invoke(tmp_path, code=2).stderr
+    assert f"metrics {shlex.quote(str(tmp_path))}" in invoke(tmp_path, code=2).stderr
     assert "Did you mean" not in invoke("zzzzzz", code=2).stderr
 
 
