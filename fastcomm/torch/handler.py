@@ -100,7 +100,7 @@ class RankRecording:
 
 
 class _Process:
-    """The thread that hands recordings on, and facts of this process; a fork gets its own."""
+    """The threads that hand recordings on, and facts of this process; a fork gets its own."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -113,7 +113,8 @@ class _Process:
         self.number = 0
         self.token = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.errors: set[str] = set()
-        self.thread: threading.Thread | None = None
+        self.writers: queue.SimpleQueue[WriterProcess] = queue.SimpleQueue()
+        self.has_threads = False
         self.is_ending = threading.Event()  # nothing is delayed any more
         self.is_failing = False  # an exception has ended the training
 
@@ -121,9 +122,14 @@ class _Process:
         """Have a recording written; the end of this process waits for it so many seconds."""
         self.count(unsent=1, unfinished=1)
         self.recordings.put(recording)
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._send_all, name="fastcomm", daemon=True)
-            self.thread.start()
+        if not self.has_threads:
+            # Now: from 3.12 on, Python starts no thread while a process ends.
+            self.has_threads = True
+            threading.Thread(target=self._send_all, name="fastcomm", daemon=True).start()
+            answers = threading.Thread(
+                target=self._read_all, name="fastcomm-answers", daemon=True
+            )
+            answers.start()
             atexit.register(self._exit, end_s)
 
     def count(self, *, unsent: int = 0, unfinished: int = 0) -> None:
@@ -153,6 +159,11 @@ class _Process:
             except Exception as error:  # nothing may disturb the training
                 self.finish(recording, error)
             self.count(unsent=-1)
+
+    def _read_all(self) -> None:
+        """Read the answers of each process that writes until it ends."""
+        while True:
+            self.writers.get().read()
 
     def finish(self, recording: RankRecording, error: Exception | None) -> None:
         """Count a recording as written, and warn of its error."""
@@ -457,7 +468,7 @@ class WriterProcess:
         self._lock = threading.Lock()
         self._has_ended = False
         state.count(unfinished=1)
-        threading.Thread(target=self._read, name="fastcomm-answers", daemon=True).start()
+        state.writers.put(self)
 
     @property
     def is_idle(self) -> bool:
@@ -480,7 +491,7 @@ class WriterProcess:
             self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
 
-    def _read(self) -> None:
+    def read(self) -> None:
         """Read the answer to each recording until the process ends."""
         assert self._process.stderr is not None
         last = ""

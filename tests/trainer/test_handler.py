@@ -316,8 +316,11 @@ def test_options_reach_the_measurement(traces, tmp_path, monkeypatch, capfd):
     assert "of limit" in capfd.readouterr().out
 
 
+# Python 3.12 and newer warn of forks beside threads, and start no thread while a process ends.
 PROGRAM = """
-import os, sys, time, warnings
+import os, sys, threading, time, warnings
+warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
+threading._register_atexit(setattr, threading.Thread, "start", None)
 sys.path[:0] = {paths!r}
 import fastcomm.torch
 from builders.fake_profiler import FakeProfiler
@@ -497,8 +500,6 @@ def test_a_writer_does_not_wait_for_ranks_when_its_training_has_ended(
 
 def test_a_fork_neither_writes_nor_waits_for_windows_of_its_parent(traces, tmp_path):
     body = """
-    # Python 3.12 and newer warn of forks beside threads.
-    warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
     handle(FakeProfiler(Path(TRACE), 5))
     child = os.fork()
     if not child:
