@@ -70,10 +70,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(scope="session", autouse=True)
 def default_terminal() -> None:
-    """Commands print to a pipe of the default width, without colors, whoever runs the tests.
-
-    pytest-xdist sets the width of the terminal.
-    """
+    """Commands print to a pipe: no colors, and 110 cells wide. pytest-xdist sets a width."""
     for name in ("COLUMNS", "FORCE_COLOR", "CLICOLOR_FORCE"):
         os.environ.pop(name, None)
 

@@ -83,6 +83,10 @@ def gate(folder, make):
          "FAIL Required test coverage of 100% not reached. Total coverage: 99.96%\n"
          "make: *** [Makefile:76: coverage] Error 1",
          "coverage: kernels/fastcomm_kernels/queues.py   151   2   48   1   98%   97-98"),
+        ("kernels/fastcomm_kernels/queues.py   151   0   48   1   99%   97->99\n"
+         "FAIL Required test coverage of 100% not reached. Total coverage: 99.98%\n"
+         "make: *** [Makefile:76: coverage] Error 1",
+         "coverage: kernels/fastcomm_kernels/queues.py   151   0   48   1   99%   97->99"),
         ("sh: 1: no such tool", "test: sh: 1: no such tool"),
         (PRINTED, "unit: FAILED tests/test_units.py::test_bytes - assert 1000 == 1024"),
         (IMPORT, "modules: ERROR tests/test_bytes.py - "

@@ -123,13 +123,13 @@ class _Process:
         self.count(unsent=1, unfinished=1)
         self.recordings.put(recording)
         if not self.has_threads:
-            # Now: from 3.12 on, Python starts no thread while a process ends.
+            # Both now: from 3.12 on, Python starts no thread while a process ends.
             self.has_threads = True
-            threading.Thread(target=self._send_all, name="fastcomm", daemon=True).start()
-            answers = threading.Thread(
-                target=self._read_all, name="fastcomm-answers", daemon=True
-            )
-            answers.start()
+            for name, work in (
+                ("fastcomm", self._send_all),
+                ("fastcomm-answers", self._read_all),
+            ):
+                threading.Thread(target=work, name=name, daemon=True).start()
             atexit.register(self._exit, end_s)
 
     def count(self, *, unsent: int = 0, unfinished: int = 0) -> None:

@@ -341,8 +341,8 @@ def test_of_many_warnings_a_line_says_how_many_more_there_are(metrics, tmp_path)
     many = {**metrics[0], "warnings": [f"warning {k}" for k in range(11)]}
     for name, document in (("before", many), ("after", metrics[0])):
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
-    said = call(tmp_path / "before.json", tmp_path / "after.json").stderr.splitlines()
-    assert [line for line in said if line.startswith("warning: before: ")] == [
+    printed = call(tmp_path / "before.json", tmp_path / "after.json").stderr.splitlines()
+    assert [line for line in printed if line.startswith("warning: before: ")] == [
         *(f"warning: before: warning {k}" for k in range(8)),
         "warning: before: and 3 more, which `fastcomm metrics` prints",
     ]

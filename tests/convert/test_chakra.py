@@ -230,11 +230,10 @@ def test_each_of_several_messages_of_an_event_has_its_part_of_the_size(run, tmp_
     """One kernel does all sends and receives of a batch; its size is that of all sends."""
     trace = fastcomm.open(run / "traces").read(0)
     comm, count = trace.comm, trace.comm.num_rows
-    values = {"sends_to": [[1, 2, 3]], "receives_from": [[2]], "op": [OP["SendRecv"]]}
-    values |= {"payload_bytes": [300]}
-    for name, value in values.items():
+    values = {"op": OP["SendRecv"], "payload_bytes": 300, "sends_to": [1, 2, 3]}
+    for name, value in (values | {"receives_from": [2]}).items():
         place, kind = comm.column_names.index(name), comm.schema.field(name).type
-        comm = comm.set_column(place, comm.schema.field(name), pa.array(value * count, kind))
+        comm = comm.set_column(place, comm.schema.field(name), pa.array([value] * count, kind))
     chakra_rank(replace(trace, comm=comm), tmp_path, 4)
     attributes = [
         (one["type"], one["attr"]["comm_size"])

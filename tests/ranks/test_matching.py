@@ -443,8 +443,8 @@ def assert_optimal(align, a, b, apart):
     columns = [
         np.array([item[k] for item in side], np.int64) for side in (a, b) for k in (0, 1)
     ]
-    found = align(*columns, np.int64(8), np.int64(apart))
-    pairs = [(int(i), j) for j, i in enumerate(found) if i != NONE]
+    matched = align(*columns, np.int64(8), np.int64(apart))
+    pairs = [(int(i), j) for j, i in enumerate(matched) if i != NONE]
     assert [i for i, _ in pairs] == sorted({i for i, _ in pairs})
     assert all(a[i][0] == b[j][0] and abs(a[i][1] - b[j][1]) <= apart for i, j in pairs)
     assert score(a, b, pairs, apart) == best_score(a, b, apart)

@@ -92,14 +92,14 @@ def test_torchtitan_shards_inside_of_replicas():
     assert grid.candidates([0, 2, 4, 6]) == grid.candidates([0, 8]) == ("DP",)
 
 
+# -- candidates
+
+
 def test_ranks_outside_of_the_job_are_no_group():
     grid = Grid.of(4, tp=2)
     assert grid.candidates((2, 3)) == ("TP",)
     assert grid.candidates((4, 5)) == grid.candidates((3, 4)) == grid.candidates((-2, -1)) == ()
     assert grid.candidates((2, 4)) == ()
-
-
-# -- candidates
 
 
 def test_dense_dimensions_can_be_ambiguous():
