@@ -171,7 +171,11 @@ def _waits_for_import(number: int, frame: FrameType | None) -> bool:
         _import_deadline_s = None
         return False
     _is_postponed = True
-    _thread.start_new_thread(_repeat, (number, threading.get_ident()))  # takes no lock
+    try:
+        _thread.start_new_thread(_repeat, (number, threading.get_ident()))  # takes no lock
+    except RuntimeError:  # the process ends, and newer Pythons start no thread then
+        _is_postponed = False
+        return False
     return True
 
 

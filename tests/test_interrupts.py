@@ -143,3 +143,31 @@ def test_a_signal_within_an_import_waits_for_its_end_but_not_forever(tmp_path, s
     code, took = last.split()
     assert (lines, code) == (before, str(128 + signal.SIGTERM))
     assert seconds <= float(took) < 15 if before else 2 <= float(took) < 15
+
+
+AT_THE_END = """
+import _thread, atexit, signal
+from fastcomm.process import handle
+
+def refused(*_):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+@atexit.register
+def end():
+    _thread.start_new_thread = refused
+    try:
+        import module
+    except SystemExit as error:
+        print(error.code)
+
+handle()
+"""
+
+
+def test_a_signal_within_an_import_at_the_end_of_the_process_does_not_wait(tmp_path):
+    module = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    (tmp_path / "module.py").write_text(module)
+    (tmp_path / "script.py").write_text(AT_THE_END)
+    command = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{128 + signal.SIGTERM}\n", "")
