@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders.fault_files import BASE, OPERATION, READERS, SHAPE, beside, ends, words_of
+from builders.commands import words_of
+from builders.fault_files import BASE, OPERATION, READERS, SHAPE, beside, ends
 from builders.fault_tools import agree, refused, run
 from builders.growth import MOST, growth
 from builders.nsys_report import SMALL
@@ -65,7 +66,7 @@ def test_a_gzip_bomb_is_refused_unless_the_ratio_is_allowed(folder, monkeypatch)
 )
 def test_every_reader_of_gzip_refuses_a_bomb(folder, command, name, head):
     path = bomb(folder / name, head)
-    assert "possibly a decompression bomb" in refused(*words_of(command, folder), path)
+    assert "possibly a decompression bomb" in refused(*words_of(command, folder=folder), path)
 
 
 def test_a_document_too_large_for_memory_is_refused(folder, monkeypatch):
@@ -100,7 +101,9 @@ def test_a_parquet_file_of_one_value_a_million_times_is_a_bomb(folder, command, 
         "duration_ns": pa.array(np.ones(rows, np.int64)),
     }
     pq.write_table(pa.table(constant), folder / name, compression="zstd")
-    assert "possibly a decompression bomb" in refused(*words_of(command, folder), folder / name)
+    assert "possibly a decompression bomb" in refused(
+        *words_of(command, folder=folder), folder / name
+    )
 
 
 @pytest.mark.usefixtures("small_bombs")
@@ -263,13 +266,15 @@ def of_one_word(rows, words, kind):
 def test_a_long_string_repeated_a_thousand_times_is_a_bomb(folder, command, name, kind):
     table = pa.table(of_one_word(1000, (*OPERATION, "src", "expert"), kind))
     pq.write_table(table, folder / name, store_schema=False)
-    assert "possibly a decompression bomb" in refused(*words_of(command, folder), folder / name)
+    assert "possibly a decompression bomb" in refused(
+        *words_of(command, folder=folder), folder / name
+    )
 
 
 def test_strings_inside_lists_are_refused(folder):
     lists = pa.array([["x" * (1 << 14)]] * 1000)
     pq.write_table(pa.table({"src": [0] * 1000, "expert": lists}), folder / "w.parquet")
-    said = refused(*words_of(f"dispatch compare {SHAPE}", folder), folder / "w.parquet")
+    said = refused(*words_of(f"dispatch compare {SHAPE}", folder=folder), folder / "w.parquet")
     assert "nested texts are not supported; expected plain columns, or lists of numbers" in said
 
 

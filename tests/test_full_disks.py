@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from builders.commands import words_of
 from builders.fault_tools import refused, run
 from builders.places import TESTS
 from builders.replay_data import TRIAL, needed
@@ -55,7 +56,7 @@ def is_half(name):
 def test_a_full_disk_is_one_line_and_keeps_existing_files(inputs, tmp_path, command, left):
     def words(out):
         out.mkdir(exist_ok=True)
-        return command.format(inputs=inputs, out=out, trial=TRIAL).split()
+        return words_of(command, inputs=inputs, out=out, trial=TRIAL)
 
     there, empty = tmp_path / "there", tmp_path / "empty"
     code, printed = run(*words(there))  # compiles, too: the cache needs room

@@ -7,6 +7,7 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
+from builders.commands import words_of
 from builders.fault_tools import refused, run
 from builders.replay_data import TRIAL
 from builders.writers import NEEDS_TRIAL, WRITERS, write_inputs
@@ -32,15 +33,11 @@ if TRIAL.is_dir():
     COMMANDS += [words for words, _ in NEEDS_TRIAL]
 
 
-def words_of(command, inputs, out):
-    return command.format(inputs=inputs, out=out, trial=TRIAL).split()
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_replaces_anything_but_regular_files(inputs, tmp_path, command):
     out = tmp_path / "out"
     out.mkdir()
-    run(*words_of(command, inputs, out))
+    run(*words_of(command, inputs=inputs, out=out, trial=TRIAL))
     names = [each.relative_to(out) for each in out.rglob("*") if each.is_file()]
     assert names
     precious = tmp_path / "precious"
@@ -51,7 +48,7 @@ def test_no_command_replaces_anything_but_regular_files(inputs, tmp_path, comman
         path = other / name
         path.parent.mkdir(parents=True)
         path.symlink_to(precious) if how == "link" else os.mkfifo(path)
-        said = refused(*words_of(command, inputs, other))
+        said = refused(*words_of(command, inputs=inputs, out=other, trial=TRIAL))
         assert len(said.splitlines()) == 1
         assert path.is_symlink() if how == "link" else stat.S_ISFIFO(path.lstat().st_mode)
         assert precious.read_text() == "precious"
@@ -71,7 +68,7 @@ def test_no_command_overwrites_its_input(inputs, tmp_path, command):
     out.mkdir()
 
     def words(out):
-        return command.format(inputs=mine, out=out, trial=trial).split()
+        return words_of(command, inputs=mine, out=out, trial=trial)
 
     assert run(*words(out))[0] == 0
     names = [each.relative_to(out) for each in out.rglob("*") if each.is_file()]
@@ -115,7 +112,7 @@ def test_a_trace_in_an_input_directory_is_never_overwritten(inputs, tmp_path, co
         shutil.copy(tmp_path / "kept" / "metrics.json", kept)
     before = {path: path.read_bytes() for path in (trace, kept)}
     words = {"run": trace.parent, "trace": trace, "metrics": kept, "out": kept.parent}
-    said = refused(*command.format(**words).split())
+    said = refused(*words_of(command, **words))
     name = kept if "{metrics}" in command else trace
     assert f"{name}: not written, this command reads {name}; name another output" in said
     assert {path: path.read_bytes() for path in before} == before
@@ -166,7 +163,7 @@ def test_a_device_is_never_replaced(inputs, device, minor):
     path = device(minor)
     before = path.lstat()
     for words in ("dpro convert {i}/trace.json", "metrics {i}/rank0.json --html"):
-        said = refused(*words.format(i=inputs).split(), path)
+        said = refused(*words_of(words, i=inputs), path)
         assert "not written, it is no regular file; name another file" in said
     assert path.lstat() == before
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from builders import made_trials
-from builders.commands import invoke
+from builders.commands import invoke, words_of
 from builders.exchanges import EXCHANGES
 from builders.opened import open_run
 from builders.places import RECORDED, SCHEMAS
@@ -149,7 +149,7 @@ def test_results_list_ranks_that_could_not_be_read(inputs, tmp_path):
 
 @pytest.mark.parametrize(("name", "command", "code"), CALLS)
 def test_the_json_of_a_command_is_valid(inputs, tmp_path, name, command, code):
-    words = [word.format(**inputs, new=tmp_path) for word in command.split()]
+    words = words_of(command, **inputs, new=tmp_path)
     found = json.loads(invoke(*words, "--json", code=code).stdout)
     assert next(iter(found.items())) == ("schema_version", SCHEMA_VERSION)
     assert found.get("failed", []) or code != 3 or name == "compare"

@@ -8,7 +8,7 @@ import sys
 from contextlib import chdir
 
 import pytest
-from builders.commands import invoke
+from builders.commands import invoke, words_of
 from builders.replay_data import TRIAL
 
 from fastcomm import process
@@ -23,7 +23,7 @@ import sys
 from fastcomm.__main__ import main
 if __name__ == "__main__":
     for line in sys.stdin.read().splitlines():
-        sys.argv[1:] = line.split()
+        sys.argv[1:] = line.split("\t")
         try:
             main()
         except SystemExit as ended:
@@ -88,7 +88,7 @@ def results(run):
     """What the commands print in this process, without workers and without traps."""
     out = run.parent / "out"
     with chdir(run):
-        texts = [invoke(*words.format(out=out).split()).stdout for words in ALONE]
+        texts = [invoke(*words_of(words, out=out)).stdout for words in ALONE]
     return dict(zip(ALONE, (shown(text, run) for text in texts), strict=True))
 
 
@@ -130,7 +130,7 @@ def call(folder, *commands, **environment):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "DASK"))}
     done = subprocess.run(
         [sys.executable, program],
-        input="\n".join(commands).format(out=out),
+        input="\n".join("\t".join(words_of(command, out=out)) for command in commands),
         cwd=folder,
         env={**clean, **environment},
         capture_output=True,
@@ -197,7 +197,7 @@ def test_the_environment_of_children_is_restored_after_the_last(monkeypatch):
 def test_workers_are_refused_if_the_directory_cannot_be_excluded(run):
     done = subprocess.run(
         [sys.executable, "-E", run.parent / "bin" / "fastcomm"],
-        input="metrics . --workers 2",
+        input="\t".join(("metrics", ".", "--workers", "2")),
         cwd=run,
         capture_output=True,
         text=True,

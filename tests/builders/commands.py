@@ -13,6 +13,11 @@ def invoke(*words, code=0):
     return result
 
 
+def words_of(command, **inputs):
+    """The words of a command line; the path of an input may have a space."""
+    return [word.format(**inputs) for word in command.split()]
+
+
 def contents(folder):
     """All files of a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+from builders.commands import words_of
 from builders.places import RECORDED
 from fuzz import options
 from fuzz.seeds import SEEDS
@@ -40,7 +41,7 @@ def compile_all(folder: Path) -> None:
     (folder / "loads.csv").write_text(LOADS)
     inputs["loads"] = str(folder / "loads.csv")
     for words in MORE:
-        kind, message = options.run(words.format(**inputs).split())
+        kind, message = options.run(words_of(words, **inputs))
         assert kind in ("read", "slow"), message  # slow, as kernels compile
     for name in SEEDED:
         SEEDS[name].make(folder / name)

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from builders import kineto_text as k
+from builders.commands import words_of
 from builders.fault_tools import STEP, run
 
 BASE = json.dumps(k.document(STEP))
@@ -74,13 +75,9 @@ def beside(folder):
     return folder
 
 
-def words_of(command, folder):
-    return command.format(folder=folder).split()
-
-
 def ends(command, name, folder):
     """What is said of a file, unless click refuses the word before we see it."""
-    words = words_of(command, folder)
+    words = words_of(command, folder=folder)
     if "FILE" in words:
         words[words.index("FILE")] = folder / name
     else:

@@ -9,7 +9,7 @@ from textwrap import wrap
 
 import click
 import pytest
-from builders.commands import invoke
+from builders.commands import invoke, words_of
 from builders.hang_files import write_dumps
 from click.testing import CliRunner
 
@@ -242,7 +242,7 @@ def test_a_help_text_names_the_one_partner():
     ],
 )
 def test_options_without_effect_are_wrong_usage_and_all_named(line, messages):
-    done = CliRunner().invoke(main, line.format(file=__file__).split())
+    done = CliRunner().invoke(main, words_of(line, file=__file__))
     assert done.exit_code == 2
     assert all(message in done.stderr for message in messages), done.stderr
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from builders.commands import words_of
 from builders.fault_tools import in_time, refused
 from builders.opened import open_run
 from fuzz import options
@@ -125,7 +126,7 @@ def test_lists_of_numbers_are_read():
 )
 def test_extreme_values_are_errors_with_the_valid_range(inputs, line, words):
     isp = ["--model", "7B", "--seq-len", "4Ki", "--global-batch", "1Mi"]
-    line = line.format(**inputs).split()
+    line = words_of(line, **inputs)
     said = refused(*line[:1], *(isp if line[0] == "isp" else ()), *line[1:])
     assert words in said
     assert len(said.splitlines()) == 1
@@ -258,7 +259,7 @@ def test_numbers_of_files_are_refused_with_their_file(
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(text.format(value))
     isp = "--world-size 8 --seq-len 4Ki --global-batch 1Mi"
-    assert name in refused(*line.format(**inputs, isp=isp).split())
+    assert name in refused(*words_of(line.replace("{isp}", isp), **inputs))
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e400", "9" * 30, '"x"', "[1]", "true"])

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 
 import click
+from builders.commands import words_of
 from builders.exchanges import EXCHANGES
 from builders.made_trials import mxnet
 from builders.places import RECORDED
@@ -139,7 +140,7 @@ def commands() -> dict[str, click.Command]:
 
 def base(name: str, inputs: dict[str, str]) -> tuple[str, ...]:
     """Return the words with which a command does its work."""
-    return (*name.split(), *_BASES[name].format(**inputs).split())
+    return (*name.split(), *words_of(_BASES[name], **inputs))
 
 
 def cases(name: str, command: click.Command, inputs: dict[str, str]) -> Iterator[Case]:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from builders.commands import invoke
+from builders.commands import invoke, words_of
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,7 +76,7 @@ def made(tmp_path_factory):
 def printed(command, made, width, *more):
     done = CliRunner().invoke(
         main,
-        [*(word.format(**made) for word in command.split()), *more],
+        [*words_of(command, **made), *more],
         env={"COLUMNS": width},
     )
     assert done.exit_code == 0, done.output
