@@ -268,7 +268,7 @@ def _extended(start: Ints, stop: Ints) -> Ints:
 
     Calls may be inside of others: a pause begins when all that began before have ended.
     """
-    latest = np.maximum.accumulate(stop) if len(stop) else stop
+    latest = np.maximum.accumulate(stop)
     following = np.append(start[1:], np.iinfo(np.int64).max)[: len(stop)]
     is_close = (following > latest) & (following - latest <= LAUNCH_GAP_NS)
     return np.where(is_close, following, stop)

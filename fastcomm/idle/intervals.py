@@ -213,7 +213,7 @@ def _union(start: Ints, stop: Ints) -> tuple[Ints, Ints]:
 
     In NumPy, as loading another compiled kernel takes longer than this.
     """
-    latest = np.maximum.accumulate(stop) if len(stop) else stop
+    latest = np.maximum.accumulate(stop)
     first = np.flatnonzero(np.append(True, start[1:] > latest[:-1])[: len(start)])
     return start[first], latest[np.append(first[1:], len(start))[: len(first)] - 1]
 

@@ -1,5 +1,7 @@
 """Run commands as a user does, and read their outputs."""
 
+import shlex
+
 from click.testing import CliRunner
 
 from fastcomm.cli.main import main
@@ -16,6 +18,11 @@ def invoke(*words, code=0):
 def words_of(command, **inputs):
     """The words of a command line; the path of an input may have a space."""
     return [word.format(**inputs) for word in command.split()]
+
+
+def quoted(path):
+    """A path as a shell reads it: it may have a space."""
+    return shlex.quote(str(path))
 
 
 def contents(folder):

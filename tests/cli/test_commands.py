@@ -5,7 +5,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from builders.commands import KINETO
+from builders.commands import KINETO, quoted
 from builders.html_page import parsed, without_scripts
 from builders.opened import open_run
 from click.testing import CliRunner
@@ -102,7 +102,7 @@ def test_a_run_with_a_skipped_rank_is_suggested_commands_that_skip_it_too(tmp_pa
     run(["metrics", folder, "--keep-going", "--html", page], 3)
     tree = parsed(without_scripts(page.read_text("utf-8")))
     (command,) = [each.children[0].text for each in tree.all("div", class_="command")]
-    assert command == f"fastcomm critical-path {folder} --keep-going"
+    assert command == f"fastcomm critical-path {quoted(folder)} --keep-going"
     run(shlex.split(command)[1:], 3)
 
 

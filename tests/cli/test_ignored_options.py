@@ -1,6 +1,9 @@
 """Test that options without effect on an input are errors or warnings in all commands."""
 
+import shlex
+
 import pytest
+from builders.commands import quoted
 from click.testing import CliRunner
 
 import fastcomm
@@ -19,18 +22,21 @@ COMMANDS = [
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     for form in ("kineto", "table", "nsys"):
-        assert call(f"demo {folder / form} --num-ranks 2 --format {form}").exit_code == 0
-    assert call(f"ingest {folder / 'kineto'} --output {folder / 'store'}").exit_code == 0
+        assert (
+            call(f"demo {quoted(folder / form)} --num-ranks 2 --format {form}").exit_code == 0
+        )
+    run, store = quoted(folder / "kineto"), quoted(folder / "store")
+    assert call(f"ingest {run} --output {store}").exit_code == 0
     return folder
 
 
 def call(line):
-    return CliRunner().invoke(main, line.split())
+    return CliRunner().invoke(main, shlex.split(line))
 
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_warns_of_layout_options_that_change_nothing(inputs, tmp_path, line):
-    line = line.format(run=inputs / "kineto", new=tmp_path / "new")
+    line = line.format(run=quoted(inputs / "kineto"), new=quoted(tmp_path / "new"))
     done = call(f"{line} --order deepspeed --tp 2 --guess-tags")
     assert done.exit_code == 0, done.output
     for name in ("--order deepspeed", "--tp 2", "--guess-tags"):
@@ -48,14 +54,14 @@ IGNORED = [
 @pytest.mark.parametrize(("form", "option", "reason"), IGNORED)
 def test_an_option_that_the_format_ignores_is_an_error(inputs, form, option, reason):
     for command in ("info", "metrics", "kernels"):
-        done = call(f"{command} {inputs / form} {option}")
+        done = call(f"{command} {quoted(inputs / form)} {option}")
         assert done.exit_code == 2
         assert f"{option.split()[0]} has no effect: " in done.stderr
         assert reason in done.stderr
 
 
 def test_the_step_boundary_of_a_table_is_an_error(inputs):
-    done = call(f"metrics {inputs / 'table'} --step-boundary host --allow-truncated")
+    done = call(f"metrics {quoted(inputs / 'table')} --step-boundary host --allow-truncated")
     assert done.exit_code == 2
     assert "--step-boundary has no effect: " in done.stderr
     assert "--allow-truncated has no effect: " in done.stderr
@@ -65,14 +71,14 @@ def test_a_setting_that_the_format_ignores_is_a_warning(inputs, tmp_path, monkey
     settings = tmp_path / "settings.toml"
     settings.write_text("[info]\nallow-truncated = true\n")
     monkeypatch.setenv("FASTCOMM_SETTINGS", str(settings))
-    done = call(f"info {inputs / 'store'}")
+    done = call(f"info {quoted(inputs / 'store')}")
     assert done.exit_code == 0
     assert "warning: --allow-truncated changed nothing: a store is complete" in done.output
 
 
 def test_an_option_that_one_of_two_runs_ignores_is_a_warning(inputs):
     for words in ("compare {store} {kineto}", "compare {store} {kineto} --no-kernels"):
-        line = words.format(store=inputs / "store", kineto=inputs / "kineto")
+        line = words.format(store=quoted(inputs / "store"), kineto=quoted(inputs / "kineto"))
         done = call(f"{line} --allow-truncated")
         assert done.exit_code == 0, done.output
         assert done.stderr.count("--allow-truncated changed nothing: a store is compl") == 1
@@ -84,7 +90,7 @@ def test_functions_refuse_options_that_the_format_ignores(inputs):
 
 
 def test_options_of_trials_are_no_options_of_runs(inputs):
-    run = inputs / "kineto"
+    run = quoted(inputs / "kineto")
     for words in ("--compat dpro", "--repeat 2", "--tensors 1"):
         done = call(f"what-if {run} {words}")
         assert done.exit_code == 2

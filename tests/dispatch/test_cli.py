@@ -1,10 +1,12 @@
 """Test `fastcomm dispatch` and its options."""
 
 import json
+import shlex
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from builders.commands import quoted
 from builders.shared_data import shared
 from click.testing import CliRunner
 
@@ -23,7 +25,7 @@ KEYS = {
 
 
 def said(arguments, code=0):
-    done = CliRunner().invoke(main, ["dispatch", *arguments.split()])
+    done = CliRunner().invoke(main, ["dispatch", *shlex.split(arguments)])
     assert done.exit_code == code, done.output
     return done.output if code else done.stdout
 
@@ -31,7 +33,7 @@ def said(arguments, code=0):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "w"
-    out = said(f"generate {SMALL} --seed 3 -o {folder}")
+    out = said(f"generate {SMALL} --seed 3 -o {quoted(folder)}")
     assert "2 iterations of 1 layer, 40 tokens of 2 experts on 4 GPUs" in out
     return folder
 
@@ -42,11 +44,11 @@ def made(tmp_path_factory):
 ])  # fmt: skip
 def test_the_original_report_is_reproduced_exactly(tmp_path, name, options):
     reference = json.loads(shared(f"dispatch/{name}.json").read_text())
-    said(f"generate {options} --compat seed --seed {reference['seed']} -o {tmp_path}/w")
-    out = said(f"simulate --schedules deepep-compat,fast-compat {tmp_path}/w")
+    said(f"generate {options} --compat seed --seed {reference['seed']} -o {quoted(tmp_path)}/w")
+    out = said(f"simulate --schedules deepep-compat,fast-compat {quoted(tmp_path)}/w")
     assert reference["deepep_stdout"] in out
     assert reference["fast_stdout"] in out
-    found = json.loads(said(f"simulate --schedules deepep-compat {tmp_path}/w --json"))
+    found = json.loads(said(f"simulate --schedules deepep-compat {quoted(tmp_path)}/w --json"))
     assert (
         found["strategies"]["deepep-compat"]["total_latency_ns"]
         == reference["total_deepep"] * 1e9
@@ -58,14 +60,14 @@ def test_a_first_run_says_that_it_compiles(made, monkeypatch):
     monkeypatch.setattr(_jit, "is_compiled", marks.__contains__)
     monkeypatch.setattr(_jit, "mark_compiled", marks.add)
     commands = [
-        (f"simulate {made} --schedules deepep,direct", {"deepep", "direct"}),
-        (f"place {made} --schedules deepep", {"placement"}),
+        (f"simulate {quoted(made)} --schedules deepep,direct", {"deepep", "direct"}),
+        (f"place {quoted(made)} --schedules deepep", {"placement"}),
         (f"compare {SMALL} --schedules deepep", {"workload"}),
     ]
     for command, new in commands:
         before = set(marks)
         first, second = (
-            CliRunner().invoke(main, ["dispatch", *command.split()]) for _ in range(2)
+            CliRunner().invoke(main, ["dispatch", *shlex.split(command)]) for _ in range(2)
         )
         assert "compiling its kernels" in first.stderr
         assert "compiling its kernels" not in second.stderr
@@ -76,7 +78,10 @@ def test_a_first_run_says_that_it_compiles(made, monkeypatch):
 
 def test_the_stages_of_fast_are_written(made, tmp_path):
     document = json.loads(
-        said(f"simulate {made} --schedules deepep,fast,fast-published -o {tmp_path} --json")
+        said(
+            f"simulate {quoted(made)} --schedules deepep,fast,fast-published --json "
+            f"-o {quoted(tmp_path)}"
+        )
     )
     rows = pq.read_table(tmp_path / "stages.parquet").to_pylist()
     assert (tmp_path / "stages.csv").exists()
@@ -86,12 +91,12 @@ def test_the_stages_of_fast_are_written(made, tmp_path):
         assert 0 <= row["start_ns"] < row["stop_ns"] <= layer["latency_ns"] * (1 + 1e-9)
         assert row["node"] != row["destination"]
         assert row["bytes"] > 0
-    said(f"simulate {made} --schedules deepep -o {tmp_path}/none")
+    said(f"simulate {quoted(made)} --schedules deepep -o {quoted(tmp_path)}/none")
     assert not (tmp_path / "none" / "stages.parquet").exists()
 
 
 def test_a_simulation_is_one_json_object(made):
-    found = json.loads(said(f"simulate {made} --schedules deepep,fast,direct --json"))
+    found = json.loads(said(f"simulate {quoted(made)} --schedules deepep,fast,direct --json"))
     assert list(found["strategies"]) == ["deepep", "fast", "direct"]
     for each in found["strategies"].values():
         assert set(each) >= KEYS
@@ -106,7 +111,7 @@ def test_a_simulation_is_one_json_object(made):
 
 
 def test_the_report_names_the_bottleneck_and_shows_the_load(made):
-    out = said(f"simulate {made} --schedules deepep,fast")
+    out = said(f"simulate {quoted(made)} --schedules deepep,fast")
     assert "deepep: dispatch " in out
     assert "NVLink receive" in out
     assert "\x1b" not in out
@@ -122,17 +127,17 @@ def test_the_report_names_the_bottleneck_and_shows_the_load(made):
     ],
 )
 def test_the_first_line_is_the_answer(made, arguments, answer):
-    assert said(arguments.format(made=made)).startswith(answer)
+    assert said(arguments.format(made=quoted(made))).startswith(answer)
 
 
 def test_compare_prints_one_row_per_strategy(made):
-    out = said(f"compare {made}")
+    out = said(f"compare {quoted(made)}")
     assert "multicast-balanced" in out
     assert "fast-compat" in said("compare --num-nodes 1 --seq-len 4 --iter-num 1")
 
 
 def test_results_are_written_to_files(made, tmp_path):
-    said(f"compare {made} -o {tmp_path}/out")
+    said(f"compare {quoted(made)} -o {quoted(tmp_path)}/out")
     found = json.loads((tmp_path / "out" / "dispatch.json").read_text())
     rows = pq.read_table(tmp_path / "out" / "dispatch.parquet").to_pylist()
     assert len(rows) == 2 * len(found["strategies"])
@@ -140,10 +145,12 @@ def test_results_are_written_to_files(made, tmp_path):
 
 
 def test_placement_is_shown_before_and_after(made, tmp_path):
-    assert "12 copies of 8 experts" in said(f"place {made} --replicas 1.5")
+    assert "12 copies of 8 experts" in said(f"place {quoted(made)} --replicas 1.5")
     load = tmp_path / "load.txt"
     load.write_text("9 1 1 1 1 1 1 1\n")
-    found = json.loads(said(f"place {made} --replicas 1.5 --load {load} --json"))
+    found = json.loads(
+        said(f"place {quoted(made)} --replicas 1.5 --load {quoted(load)} --json")
+    )
     assert found["layers"][0]["replicas"] == [4, 2, 1, 1, 1, 1, 1, 1]
     assert set(found["imbalance"]) == {"before", "after", "of"}
     assert found["imbalance"]["of"] == "load"
@@ -153,14 +160,14 @@ def test_a_sweep_is_a_table(tmp_path):
     shape = SMALL.removesuffix(" --topk 2")
     arguments = f"sweep {shape} --over topk=1,2 --over zipf_alpha=1.5,2.5 --schedules deepep"
     assert said(arguments).count("us") >= 4
-    found = json.loads(said(f"{arguments} --json -o {tmp_path}"))
+    found = json.loads(said(f"{arguments} --json -o {quoted(tmp_path)}"))
     assert [row["topk"] for row in found["rows"]] == [1, 1, 2, 2]
 
 
 def test_a_sweep_has_a_page_with_bars_of_each_workload(tmp_path):
     shape = SMALL.removesuffix(" --topk 2")
     page = tmp_path / "page.html"
-    said(f"sweep {shape} --over topk=1,2 --schedules deepep,fast --html {page}")
+    said(f"sweep {shape} --over topk=1,2 --schedules deepep,fast --html {quoted(page)}")
     text = page.read_text()
     assert "is the fastest, or within 1 % of it, at " in text
     assert all(f"{name}, topk {k}: " in text for name in ("deepep", "fast") for k in (1, 2))
@@ -173,18 +180,18 @@ def test_the_routing_table_of_a_job_is_simulated(tmp_path):
         path, src_gpu=random.integers(0, 4, 50), target_experts=random.integers(0, 8, (50, 3))
     )
     shape = "--num-nodes 2 --gpus-per-node 2 --experts-per-gpu 2"
-    found = json.loads(said(f"simulate {path} {shape} --schedules fast --json"))
+    found = json.loads(said(f"simulate {quoted(path)} {shape} --schedules fast --json"))
     assert found["workload"]["law"] == "table"
     assert "GPU 3 is not in 0 to 1" in said(
-        f"simulate {path} --num-nodes 1 --gpus-per-node 2 --experts-per-gpu 4", 1
+        f"simulate {quoted(path)} --num-nodes 1 --gpus-per-node 2 --experts-per-gpu 4", 1
     )
 
 
 def test_popularity_and_hot_ranks_shape_a_workload(tmp_path):
     weights = tmp_path / "weights.txt"
     weights.write_text("0, 0, 1, 1\n1 1 0 0")
-    said(f"generate {SMALL} --law popularity --popularity {weights} --hot-ranks 1:3 "
-         f"--distinct resample -o {tmp_path}/w")  # fmt: skip
+    said(f"generate {SMALL} --law popularity --popularity {quoted(weights)} --hot-ranks 1:3 "
+         f"--distinct resample -o {quoted(tmp_path)}/w")  # fmt: skip
     table = pq.read_table(tmp_path / "w" / "iter_0_requests.parquet")
     assert set(np.concatenate(table["expert"].to_numpy()).tolist()) == {2, 3, 4, 5}
     assert np.bincount(table["src"]).tolist() == [7, 20, 6, 7]
@@ -192,7 +199,8 @@ def test_popularity_and_hot_ranks_shape_a_workload(tmp_path):
 
 def test_each_kind_of_link_has_its_own_start_up_time(made):
     starts = "--inter-start 2us --intra-start 5us"
-    terms = json.loads(said(f"simulate {made} --schedules deepep {starts} --json"))["terms"]
+    simulate = f"simulate {quoted(made)} --schedules deepep {starts} --json"
+    terms = json.loads(said(simulate))["terms"]
     assert terms["inter_start_ns"] == pytest.approx(2000)
     assert terms["intra_start_ns"] == pytest.approx(5000)
 
@@ -203,7 +211,7 @@ CLUSTER = 'gpus_per_node = 2\nbw_intra = "150GiB/s"\nbw_node = "50GB/s"\n'
 def test_a_cluster_file_gives_the_bandwidths(made, tmp_path):
     path = tmp_path / "cluster.toml"
     path.write_text(CLUSTER)
-    simulate = f"simulate {made} --schedules deepep --cluster {path} --json"
+    simulate = f"simulate {quoted(made)} --schedules deepep --cluster {quoted(path)} --json"
     terms = json.loads(said(simulate))["terms"]
     assert terms["inter_bytes_per_s"] == 25e9
     assert terms["intra_bytes_per_s"] == 150 * 2**30
@@ -227,7 +235,7 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
     path = tmp_path / "cluster.toml"
     if text:
         path.write_text(text)
-    out = said(f"simulate {made} --schedules deepep --cluster {path}", 2)
+    out = said(f"simulate {quoted(made)} --schedules deepep --cluster {quoted(path)}", 2)
     assert message in out
     assert len(out.splitlines()) == 1
 
@@ -257,7 +265,7 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
     ],
 )
 def test_a_user_error_is_one_line(made, arguments, message):
-    out = said(arguments.format(made=made), 2)
+    out = said(arguments.format(made=quoted(made)), 2)
     assert message in out
     assert len(out.splitlines()) == 1
 
@@ -296,7 +304,7 @@ def exchanges(tmp_path_factory):
 
 
 def test_measured_exchanges_are_priced_row_by_row(exchanges):
-    found = json.loads(said(f"evaluate {exchanges} --cluster h100 --json"))
+    found = json.loads(said(f"evaluate {quoted(exchanges)} --cluster h100 --json"))
     assert [row["family"] for row in found["rows"]] == ["deepep", "deepep", "deepep-ll"]
     assert [row["nodes"] for row in found["rows"]] == [1, 2, 1]
     times = [row["measured_dispatch_ns"] for row in found["rows"]]
@@ -317,7 +325,7 @@ def test_measured_exchanges_are_priced_row_by_row(exchanges):
 def test_a_table_without_times_gets_predictions(tmp_path):
     path = tmp_path / "plain.csv"
     path.write_text("family,ranks,hidden,topk,experts,tokens\nhybridep,32,7168,8,256,4096\n")
-    out = said(f"evaluate {path} --cluster gb200")
+    out = said(f"evaluate {quoted(path)} --cluster gb200")
     assert "gb200  hybridep      1     32    4096" in out
     assert "1 row on GB200, without measured times." in out
 
@@ -327,21 +335,22 @@ def test_calibration_moves_predictions_to_the_table(tmp_path):
     path = tmp_path / "slow.csv"
     path.write_text("\n".join([EXCHANGES.splitlines()[0].rpartition(",")[0], *rows]))
     before, after = (
-        json.loads(said(f"evaluate {path} {option} --json")) for option in ("", "--calibrate")
+        json.loads(said(f"evaluate {quoted(path)} {option} --json"))
+        for option in ("", "--calibrate")
     )
     for shipped, fitted in zip(before["errors"], after["errors"], strict=True):
         assert fitted["median_error"] < 0.5 * shipped["median_error"]
     starts = [one for one in after["calibration"] if one["constant"] == "start_us"]
     assert [one["fitted"] > one["shipped"] for one in starts] == [True, True]
-    assert "start_us" in said(f"evaluate {path} --calibrate")
+    assert "start_us" in said(f"evaluate {quoted(path)} --calibrate")
 
 
 def test_kernels_without_constants_are_an_error(tmp_path):
     path = tmp_path / "across.csv"
     path.write_text("family,ranks,hidden,topk,experts,tokens\ntrtllm,144,7168,8,288,64\n")
-    out = said(f"evaluate {path} --cluster gb200", 2)
+    out = said(f"evaluate {quoted(path)} --cluster gb200", 2)
     assert "trtllm: no constants across NVLink domains (row 1)" in out
 
 
 def test_a_cluster_without_a_gpu_is_an_error(exchanges):
-    assert "a800: no key gpu" in said(f"evaluate {exchanges} --cluster a800", 2)
+    assert "a800: no key gpu" in said(f"evaluate {quoted(exchanges)} --cluster a800", 2)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders.commands import quoted
 from builders.examples import in_gate
 from builders.nsys_report import SMALL
 from builders.opened import open_run
@@ -319,9 +320,8 @@ def test_a_report_without_an_export_is_an_error_with_the_command(tmp_path, monke
     path.write_bytes(b"binary")
     with pytest.raises(FastcommError) as error:
         open_run(path)
-    command = (
-        f"nsys export --type=sqlite --include-blobs=true --output={tmp_path}/job.sqlite {path}"
-    )
+    names = f"--output={quoted(tmp_path / 'job.sqlite')} {quoted(path)}"
+    command = f"nsys export --type=sqlite --include-blobs=true {names}"
     assert command in str(error.value)
     assert CliRunner().invoke(main, ["metrics", str(tmp_path)]).exit_code == 1
 
@@ -523,5 +523,5 @@ def test_windows_of_one_process_are_no_ranks(export):
     assert all(str(path) in str(error.value) for path in paths)
     assert "--capture-range-end=repeat" in str(error.value)
     chosen = str(error.value).split("those of one window: ")[1].split(". If")[0]
-    assert chosen == str(paths[0])
+    assert chosen == quoted(paths[0])
     assert measured(paths[0]).to_dict()["ranks"] == [0, 1]

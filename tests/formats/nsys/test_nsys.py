@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 import pyarrow as pa
 import pytest
+from builders.commands import quoted
 from builders.opened import open_run
 from builders.same import same
 from builders.synthetic_truth import truth
@@ -172,10 +173,8 @@ def test_without_payloads_only_times_and_counts_are_known(tmp_path, through_kine
     )
     assert found.bandwidth["OTHER"].avg_bw is None
     (warning,) = [text for text in found.warnings if "no payload" in text]
-    assert (
-        f"nsys export --type=sqlite --include-blobs=true --output={tmp_path}/nsys_0.payload"
-        in (warning)
-    )
+    output = quoted(tmp_path / "nsys_0.payload.sqlite")
+    assert f"nsys export --type=sqlite --include-blobs=true --output={output} " in warning
     assert "Times, overlap, windows and counts are complete" in warning
     assert "7 more reports" in warning
 
