@@ -41,8 +41,7 @@ class PlacementResult(TableResult):
         """Seconds to move experts to the GPU that gets the most; None without their size."""
         if self.expert_bytes is None:
             return None
-        links, nodes = self.before.terms.links, self.before.recipe.num_nodes
-        return self.most_moves * self.expert_bytes / (links.inter if nodes > 1 else links.intra)
+        return self.most_moves * self.expert_bytes / _link(self.before)
 
     @property
     def imbalance(self) -> tuple[float, float]:
@@ -203,17 +202,23 @@ def _loads(
 
 def _costs(simulation: Simulation, options: PlaceOptions) -> MoveCosts:
     """Return what moves cost, and the exchange of the fastest schedule, by layer."""
-    recipe, links = simulation.recipe, simulation.terms.links
+    recipe = simulation.recipe
     fastest = min(
         simulation.strategies.values(), key=lambda one: one.total_s + (one.combine_s or 0.0)
     )
     times = [layer.seconds + (layer.combine_s or 0.0) for layer in fastest.layers]
     return MoveCosts(
         expert_bytes=options.expert_bytes,
-        bytes_per_s=links.inter if recipe.num_nodes > 1 else links.intra,
+        bytes_per_s=_link(simulation),
         layer_s=np.reshape(times, (-1, recipe.num_layers)).mean(axis=0),
         most_moves=options.max_moves,
     )
+
+
+def _link(simulation: Simulation) -> float:
+    """Return the bytes/s of the link over which experts move, the slowest there is."""
+    links = simulation.terms.links
+    return links.inter if simulation.recipe.num_nodes > 1 else links.intra
 
 
 def _planned(loads: Loads, placements: Sequence[Placement]) -> float:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from builders.isp_golden import GOLDEN, ask, asked, golden_rows
 
@@ -10,6 +11,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.hardware import calibration
 from fastcomm.hardware.clusters import load
 from fastcomm.isp.problem import ALGOS, MicroBatchRule
+from fastcomm.isp.result import FeasibleCells, Records
 from fastcomm.isp.search import search as default_search
 
 KEY = ("pp", "sp", "wp_size", "zp_size", "micro_bsz", "micro_num", "activation_ckpt")
@@ -186,6 +188,15 @@ def test_the_pareto_front_has_exactly_the_undominated_strategies(isp_tables):
         ).any()
     }
     assert wanted == front
+
+
+def test_equal_rates_are_ranked_in_the_order_of_the_original():
+    rates = {"tgs": np.array([[2.0, 1.0, 2.0]]), "order": np.array([[3, 1, 2]])}
+    more = {"tgs": np.array([[2.0, 2.0]]), "order": np.array([[0, 4]])}
+    parts = [
+        FeasibleCells.of(part["tgs"].shape, part["tgs"] > 0, part) for part in (rates, more)
+    ]
+    assert Records.of(parts).ranking.tolist() == [3, 2, 0, 4, 1]
 
 
 def test_python_and_command_line_give_equal_searches():

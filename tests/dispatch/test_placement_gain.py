@@ -38,6 +38,26 @@ def test_place_counts_and_bounds_moves(workload, tmp_path):
     assert sum(bound["moves"]["by_layer"]) <= 5
 
 
+def test_experts_of_one_node_move_over_its_own_links(tmp_path):
+    one = WORDS.replace("--num-nodes 2 --gpus-per-node 2", "--num-nodes 1 --gpus-per-node 4")
+    run("generate", *one.split(), "--num-layers", "3", "-o", str(tmp_path / "w"))
+    load = tmp_path / "loads.csv"
+    rows = [f"{at},{layer},{e},{1 + 9 * (e == at)}"
+            for at in (3, 7, 6) for layer in range(3) for e in range(8)]  # fmt: skip
+    load.write_text("\n".join(["step,layer,expert,tokens", *rows]))
+    links = "--bw-intra", "1GB/s", "--bw-inter", "9GB/s", "--expert-bytes", "1000000000"
+    words = "place", str(tmp_path / "w"), "--load", str(load), *links
+    found, text = json.loads(run(*words, "--json")), run(*words)
+    moves = found["moves"]
+    assert moves["latency_ns"] == pytest.approx(1e9 * moves["most_to_a_gpu"])
+    assert f"{sum(moves['by_layer'])} experts of all layers move" in text
+    assert len(moves["by_layer"]) == 3
+    assert sum(moves["by_layer"]) > max(moves["by_layer"])
+    times = [row["move_ns"] for row in found["drift"] if row["moves"]]
+    assert times
+    assert all(time >= 1e9 for time in times)  # an expert and more
+
+
 def load_table(path, steps):
     """A table of loads: in each step, the expert of its number is hot."""
     rows = ["step,layer,expert,tokens"]

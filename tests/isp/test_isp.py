@@ -16,6 +16,7 @@ from fastcomm.isp.price import evaluate
 from fastcomm.isp.problem import MicroBatchRule
 from fastcomm.isp.search import search
 from fastcomm.isp.space import StrategyGrid
+from fastcomm.units import format_s
 
 CHECKED = (
     "total_latency",
@@ -97,6 +98,9 @@ def test_the_search_finds_every_feasible_strategy_ordered_by_throughput(world, n
     assert len(rows) == len(wanted) > 100
     assert [wanted[row] for row in rows] == pytest.approx(found.columns["tgs"].tolist())
     assert np.all(np.diff(found.columns["tgs"]) <= 0)
+    best, figures = found.record(0), found.figures()
+    assert figures["best"].startswith(f"{best['algo_type'].upper()} (pp {best['pp']}, ")
+    assert figures["step"] == format_s(best["total_latency"])
     assert found.candidates == found.feasible + sum(found.rejected.values())
 
 
