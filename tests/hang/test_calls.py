@@ -1,6 +1,7 @@
 """Test what each rank called: equal in another process, and batches as their closing entry."""
 
 import gc
+import json
 import pickle
 from dataclasses import fields
 
@@ -11,7 +12,7 @@ from builders.hang_files import dump_of, write_dumps
 from fastcomm.errors import FastcommError
 from fastcomm.formats.flight_recorder import Calls, read
 from fastcomm.hang.analysis import diagnose_hang
-from fastcomm.hang.calls import RankCalls, of_dump
+from fastcomm.hang.calls import RankCalls, job_of, of_dump
 
 CALL = dump_of(0, 4, 1)["entries"][0]
 
@@ -71,6 +72,26 @@ def test_messages_are_as_far_as_the_entry_that_closes_their_batch(tmp_path):
         *(False, False),
     ]
     assert np.flatnonzero(own.begun).tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("without", "members"),
+    [
+        ((6,), [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ((4, 5), [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ((2, 6), [(0, 1, 3), (4, 5, 7)]),  # one of each group, or both of one that is larger
+    ],
+)
+def test_ranks_without_a_dump_are_members_of_the_one_group_that_lacks_as_many(
+    tmp_path, without, members
+):
+    ranks = []
+    for rank in sorted({*range(8)} - {*without}):
+        path = tmp_path / f"rank_{rank}"
+        path.write_text(json.dumps(dump_of(rank, 8, 2) | {"pg_config": {}}))
+        ranks.append(of_dump(read(path)))
+    groups = job_of(ranks, world=8).members
+    assert [groups[key] for key in groups if key.desc == "mesh_tp"] == members
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

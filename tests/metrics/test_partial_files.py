@@ -26,22 +26,27 @@ def run(tmp_path_factory):
     return open_run(folder)
 
 
-def stored(run, folder, ranks=None):
+def stored(run, folder, ranks=None, byte_kind="payload"):
     """The partial results of ranks, written and read."""
     parts = []
     for source in run.sources:
         if ranks is None or source.rank in ranks:
             path = folder / f"rank{source.rank}.arrow"
-            partial_files.write(RankPartials.of(source.read("metrics")), path)
+            partial_files.write(RankPartials.of(source.read("metrics"), byte_kind), path)
             parts.append(partial_files.read(path))
     return parts
 
 
 @pytest.mark.parametrize(
-    "options", [MetricsOptions(), MetricsOptions(link_bandwidth="400Gbit/s")]
+    "options",
+    [
+        MetricsOptions(),
+        MetricsOptions(link_bandwidth="400Gbit/s"),
+        MetricsOptions(bytes="bus"),
+    ],
 )
 def test_metrics_of_partial_results_are_those_of_traces(run, tmp_path, options):
-    parts = stored(run, tmp_path)
+    parts = stored(run, tmp_path, byte_kind=options.bytes)
     expected = json_text(compute_metrics(run, options))
     assert json_text(of_partials(parts[::-1], options)) == expected
 

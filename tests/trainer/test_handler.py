@@ -147,6 +147,7 @@ def test_nothing_stays_of_a_window_without_a_whole_step(tmp_path, monkeypatch, c
     one = [source.path for source in open_run(folder).sources]
     record(one, tmp_path / "traces", monkeypatch, step=10, keep=keep, report=True)
     assert files(tmp_path / "traces") == []
+    assert not list((tmp_path / "traces").rglob("step-*"))
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("", "")
 
