@@ -18,8 +18,10 @@ from builders.hang_files import (
     write_dumps,
 )
 
+from fastcomm.formats.flight_recorder import read
 from fastcomm.hang import ras, texts
 from fastcomm.hang.analysis import diagnose_hang
+from fastcomm.hang.calls import job_of, of_dump
 
 WORLD = 32
 ALL = [*range(WORLD)]
@@ -623,6 +625,25 @@ def test_whoever_may_be_among_ranks_without_names_is_not_known_to_have_launched_
     assert own.arrived(4) == {0, 4, 8, 12}
     assert replace(own, unnamed=(("AllReduce", 1, 3),)).arrived(4) == {8}
     assert replace(own, unnamed=(("AllReduce", 1, 5),)).arrived(4) == set()
+
+
+def test_groups_of_one_size_are_told_apart_by_the_numbers_of_their_calls(tmp_path):
+    calls = []
+    for rank in range(8):
+        path = tmp_path / f"rank_{rank}"
+        path.write_text(json.dumps(dump_of(rank, 8, 1 + rank // TP)))
+        calls.append(of_dump(read(path)))
+    job = job_of(calls)
+    # A dump has a call more than it has steps.
+    counts = [(2, (0, 1, 2, 3)), (3, (4, 5, 6, 7)), (9, ())]
+    communicators = []
+    for count, _ in counts:
+        ranks = tuple(ras.RasRank(number=at, counts={"AllReduce": count}) for at in range(TP))
+        communicators.append(
+            ras.RasCommunicator(name="a", size=TP, usual={}, place="ras.txt:9", ranks=ranks)
+        )
+    placed = ras.place(communicators, job, {})
+    assert [own.members for own in placed] == [ranks for _, ranks in counts]
 
 
 def test_packed_logs_and_stacks_count_as_others(tmp_path, shorter):
