@@ -169,7 +169,7 @@ class SuggestingGroup(click.Group):
         """Return the command that was probably meant, as a sentence; empty without one."""
         commands = self.list_commands(ctx)
         near = [command for command in commands if command.startswith(name.lower())]
-        near = near or get_close_matches(name.lower(), commands, n=1, cutoff=0.5)
+        near = near or get_close_matches(name.lower(), commands, cutoff=0.5)
         if near:
             return f" Did you mean {near[0]!r}?"
         if f"--{name}" in (word for param in ctx.command.params for word in param.opts):

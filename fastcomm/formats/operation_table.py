@@ -186,7 +186,7 @@ def find(paths: Sequence[Path], config: Config) -> RankSources:
     """Find the ranks in tables, reading only the columns that tell ranks and groups.
 
     Raises `ConfigError` if neither the configuration nor a preset explains the columns, and
-    `TraceFileError` for damaged files and ranks that occur twice.
+    `TraceFileError` for damaged files and ranks that occur twice; it names the lowest.
     """
     owner: dict[int, Path] = {}
     members: list[tuple[Path, Rank, TableMapping]] = []

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from fastcomm.hang.calls import RankCalls
 from fastcomm.hang.moments import last_record
@@ -40,8 +39,7 @@ def _enqueued(dump: RankCalls) -> int:
 
 def ranks_that_went_on(dumps: dict[int, list[RankCalls]]) -> Iterator[RankProgress]:
     """Yield the ranks that went on between two moments."""
-    several = ((rank, own) for rank, own in dumps.items() if len(own) >= _TWO)
-    for rank, own in sorted(several, key=itemgetter(0)):
+    for rank, own in sorted(dumps.items()):
         ordered = [dump for dump in own if not dump.is_cut]
         folders = {dump.path.parent for dump in ordered}
         if len(folders) < _TWO:

@@ -18,10 +18,12 @@ from builders import mcp_client
 from builders.commands import invoke
 from builders.hang_files import write_example
 from builders.mcp_client import ask, refused, total
+from builders.places import ROOT
 from builders.processes import is_alive
 
 import fastcomm
 from fastcomm.agents.guide import skill
+from fastcomm.agents.server import ServerSettings, Worker
 from fastcomm.agents.tools import TOOLS
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.traces import write
@@ -335,6 +337,27 @@ def test_the_worker_ends_with_its_server(writer):
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_the_environment_of_the_worker_has_absolute_paths_alone(tmp_path, monkeypatch):
+    absolute = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([absolute, "", "relative"]))
+
+    async def started():
+        others = children(os.getpid())
+        worker = Worker(settings=ServerSettings(folders=(tmp_path,)), scratch=tmp_path)
+        await worker.start()
+        (process,) = children(os.getpid()).keys() - others.keys()
+        text = Path(f"/proc/{process}/environ").read_text()
+        await worker.stop()
+        return dict(line.split("=", 1) for line in text.split("\0") if line)
+
+    environment = anyio.run(started)
+    relative = str(Path("relative").absolute())
+    assert environment["PYTHONPATH"] == os.pathsep.join([absolute, relative])
+    assert environment["PYTHONSAFEPATH"] == "1"
+    assert environment["TMPDIR"] == str(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_the_server_and_its_worker(runs, tmp_path, number):
     how = mcp_client.parameters(runs)
@@ -387,6 +410,15 @@ def test_a_run_that_changes_is_measured_again(runs, reader, more):
     shutil.copytree(runs / "healthy", run)
     after = reader.ask("measure", run=str(run))
     assert _ms(total(before, "mean step")) > _ms(total(after, "mean step"))
+
+
+def test_pages_go_into_a_new_directory_or_one_that_exists(runs, tmp_path, monkeypatch):
+    served = []
+    monkeypatch.setattr("fastcomm.agents.server.serve", served.append)
+    for _ in range(2):
+        invoke("mcp", runs, "--out", tmp_path / "new" / "pages")
+    assert [settings.out for settings in served] == [tmp_path / "new" / "pages"] * 2
+    assert served[1].out.is_dir()
 
 
 def test_the_server_says_which_package_it_lacks(runs, monkeypatch):

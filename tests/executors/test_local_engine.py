@@ -263,6 +263,39 @@ def test_workers_start_with_a_long_temporary_path(tmp_path):
     assert list(temporary.iterdir()) == []
 
 
+_PRELOADED = """
+import once
+from fastcomm.executors.processes import Processes
+
+with Processes(2, preload="once") as processes:
+    print(*processes.spread(once.is_importer, range(8)))
+"""
+_ONCE = """
+import os
+
+importer = os.getpid()
+
+
+def is_importer(_):
+    return importer == os.getpid()
+"""
+
+
+def test_workers_are_forked_from_the_process_that_imported_a_module_for_them(tmp_path):
+    (tmp_path / "once.py").write_text(_ONCE)
+    done = subprocess.run(
+        [sys.executable, "-c", _PRELOADED],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
+        },
+    )
+    assert done.stdout.split() == ["False"] * 8, done.stderr
+
+
 def test_workers_end_with_a_killed_command(many, tmp_path):
     words = ["ingest", many, "--workers", "2", "--output", tmp_path / "out"]
     started = subprocess.Popen([sys.executable, "-m", "fastcomm", *map(str, words)])

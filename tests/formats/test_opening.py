@@ -89,8 +89,9 @@ def test_world_sizes_behind_the_events_that_contradict_each_other_are_an_error(
 
 
 def test_a_rank_beyond_the_world_is_an_error(tmp_path):
-    k.write(tmp_path / "a.json", STEP, rank=5, world=4)
-    with pytest.raises(TraceFileError, match="rank 5 of a world of 4"):
+    k.write(tmp_path / "a.json", STEP, rank=4, world=4)
+    k.write(tmp_path / "b.json", STEP, rank=0, world=4)
+    with pytest.raises(TraceFileError, match=r"/a\.json: rank 4 of a world of 4"):
         open_run(tmp_path)
 
 

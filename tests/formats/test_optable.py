@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builders.opened import open_run, read_here
-from builders.operation_tables import MAPPING, table, write
+from builders.operation_tables import MAPPING, ROWS, table, write
 from builders.shared_data import path_of, shared
 
 from fastcomm.errors import ConfigError, TraceFileError
@@ -246,9 +246,10 @@ def test_a_table_without_rows_is_refused(tmp_path):
 
 
 def test_one_rank_in_two_tables_is_refused(tmp_path):
-    paths = [write(tmp_path / name, table()) for name in ("a.parquet", "b.parquet")]
+    content = table([{**row, "gpu": row["gpu"] or 8} for row in ROWS])
+    paths = [write(tmp_path / name, content) for name in ("a.parquet", "b.parquet")]
     with pytest.raises(
-        TraceFileError, match=r"two files of rank 0: .*a\.parquet and .*b\.parq"
+        TraceFileError, match=r"two files of rank 1: .*a\.parquet and .*b\.parq"
     ):
         operation_table.find(paths, Config(table=table_mapping(MAPPING, "c.toml")))
 

@@ -14,10 +14,21 @@ from builders.html_page import (
 
 from fastcomm.errors import inert
 from fastcomm.show import pages
-from fastcomm.show.charts import BarChart, HeatChart, Part, linear, tick
+from fastcomm.show.charts import (
+    Axis,
+    BarChart,
+    GraphChart,
+    GraphNode,
+    HeatChart,
+    LaneChart,
+    LineChart,
+    Part,
+    linear,
+    tick,
+)
 from fastcomm.show.draw import draw
 from fastcomm.show.pages import json_text
-from fastcomm.show.svg import style_of_looks
+from fastcomm.show.svg import style_of_looks, width
 from fastcomm.trace.parallelisms import TAGS
 
 
@@ -98,6 +109,42 @@ def contrast(*colors):
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         levels.append(sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
     return (max(levels) + 0.05) / (min(levels) + 0.05)
+
+
+ROWS = ["a", "RANK 1000 of node 1000"]
+
+
+@pytest.mark.parametrize(
+    "chart",
+    [
+        HeatChart(grid=[[1.0], [2.0]], rows=ROWS, columns=["b"], unit="", tip=""),
+        BarChart(rows=ROWS, title="", parts=[Part(name="", look="TP", values=[1.0, 2.0])]),
+        LaneChart(rows=ROWS, title="", lanes=[], most=1.0),
+        LineChart(
+            lines=[],
+            x=linear("", [1.0]),
+            y=Axis(title="", low=0, high=1, ticks=[*enumerate(ROWS)]),
+        ),
+    ],
+    ids=["heat", "bars", "lanes", "lines"],
+)
+def test_labels_fit_into_the_room_before_a_chart(chart):
+    tree = parsed(str(draw(chart, "")))
+    (plot,) = tree.all("div", class_="plot")
+    before = int(plot.attrs["style"].removesuffix("px").rpartition(" ")[2])
+    labels = list(tree.all("text", x="-8"))
+    assert [label.text for label in labels] == ROWS
+    assert before >= 8 + width(ROWS)
+
+
+def test_texts_in_nodes_and_bars_have_the_color_for_their_look():
+    node = GraphNode(lines=["a", "b"], name="", look="TP", tip="")
+    tree = parsed(str(draw(GraphChart(layers=[[node]], edges=[]), "")))
+    assert [one.attrs["fill"] for one in tree.all("text")] == ["var(--on-TP, var(--ink))"] * 2
+    parts = [Part(name="", look=look, values=[1.0], labels=["a"]) for look in ("TP", "DP")]
+    tree = parsed(str(draw(BarChart(rows=["x"], parts=parts, title=""), "")))
+    inside = [one.attrs["fill"] for one in tree.all("g", class_="inside")]
+    assert inside == ["var(--on-TP)", "var(--on-DP)"]
 
 
 def test_bars_below_zero_are_drawn_to_the_left_of_it():

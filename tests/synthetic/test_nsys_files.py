@@ -56,6 +56,7 @@ NAMED = {
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs systemClockNs",
     "META_DATA_EXPORT": "name value",
 }
+DEVICE_WORK = (KERNEL, COPY, MEMSET)
 GRAPH_COLUMNS = "start end deviceId streamId correlationId globalPid graphId graphExecId"
 
 
@@ -208,6 +209,17 @@ def test_tables_without_rows_are_absent(whole):
         assert all(report.tables.values())
         for table in (GRAPH_TRACE, "CUDA_GRAPH_EVENTS", "CUDA_GRAPH_NODE_EVENTS", "MPI_RANKS"):
             assert table not in report.tables
+
+
+def test_streams_of_device_work_are_listed_in_its_context(whole):
+    for report in whole:
+        listed = {
+            (row["processId"], row["contextId"], row["streamId"])
+            for row in report.rows("TARGET_INFO_CUDA_STREAM")
+        }
+        for process in report.processes:
+            for row in (row for name in DEVICE_WORK for row in report.rows(name, process)):
+                assert (process & 0xFFFFFF, row["contextId"], row["streamId"]) in listed
 
 
 def test_private_data_is_where_nsys_stores_it(whole):

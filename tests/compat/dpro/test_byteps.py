@@ -7,8 +7,10 @@ import pytest
 from builders import made_trials as made
 
 from fastcomm.compat.dpro import communication, trial
+from fastcomm.compat.dpro.dependency import Servers
 from fastcomm.compat.dpro.result import session
 from fastcomm.compat.dpro.statistics import statistics
+from fastcomm.compat.dpro.uniform import Event, of_events
 from fastcomm.errors import TraceFileError
 
 BACKWARD, UPDATE = "BW.gradients/dense/MatMul_grad", "UPDATE_.Momentum/update/Apply"
@@ -72,6 +74,23 @@ def test_the_replay_uses_measured_times_of_each_link_and_thread(tmp_path):
     categories = statistics(read.trace).categories
     assert categories["ServerOp"]["op_cnt"] == 6
     assert categories["Comm.PULL_RES"]["cnt"] == 8
+
+
+def test_pushes_are_ordered_by_the_mean_of_their_times():
+    trace = of_events(
+        Event(
+            name="Comm.0.PUSH_REQ",
+            pid=f"worker_{worker}::server_1",
+            suffix=f"worker_{worker}::server_1::0",
+            start=start,
+            dur=10,
+            lane="0",
+            cat="Comm",
+        )
+        for worker, start in [(0, 60), (1, 0), (1, 80)]
+    )
+    pushed = Servers.of(trace).pushed
+    assert pushed == {(0, "0"): (("worker_1", "server_1"), ("worker_0", "server_1"))}
 
 
 def window(tmp_path, counts, first=10, steps=10):

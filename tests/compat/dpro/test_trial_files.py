@@ -156,7 +156,8 @@ def test_tensorflow_names_become_standard_names(raw, label):
 def test_operations_after_backward_are_updates(tmp_path):
     path = tmp_path / "dag.gml"
     chain = ["a", "gradients/b", "c", "HorovodAllreduce.0", "Assign_d", "alone"]
-    nodes = "".join(f'node [ id {i} label "{n}" ]' for i, n in enumerate(chain))
+    inner = 'graphics [ id 9 label "x" w 1 ]'
+    nodes = "".join(f'node [ id {i} label "{n}" {inner} ]' for i, n in enumerate(chain))
     edges = "".join(f"edge [ source {i} target {i + 1} ]" for i in range(4))
     path.write_text(f"graph [ directed 1 {nodes} {edges} ]")
     graph = tensorflow.graph_of(path)

@@ -109,6 +109,7 @@ def test_a_trace_with_work_may_be_a_missing_rank_and_is_an_error(tmp_path, work)
         open_run(tmp_path)
     run = open_run(tmp_path, config=Config(keep_going=True))
     assert (run.ranks, run.skipped[0].rank) == ((0, 1), 2)
+    assert "of no rank" not in str(run.warnings)
 
 
 def test_a_single_trace_beside_that_of_a_coordinator_is_rank_0(tmp_path):

@@ -9,6 +9,7 @@ from decimal import Decimal
 from functools import cache
 
 import pytest
+from builders import kineto_text as k
 from builders.commands import invoke
 from builders.places import JOBS, RECORDED
 
@@ -240,6 +241,38 @@ def test_sizes_are_dimensions_times_type():
         ("AllReduce", bias): 4,
         ("Broadcast", 16 * 4): 2,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "elements_out", "elements_in", "size"),
+    [
+        ("all_gather", 8, 2, 4),
+        ("all_gather", 8, 3, None),
+        ("all_gather", 8, 0, None),
+        ("reduce_scatter", 2, 8, 4),
+        ("reduce_scatter", 3, 8, None),
+        ("reduce_scatter", 0, 8, None),
+    ],
+)
+def test_a_group_that_is_not_listed_has_the_size_that_tensors_imply(
+    tmp_path, name, elements_out, elements_in, size
+):
+    operator = {"all_gather": "_allgather_base_"}.get(name, f"_{name}_base_")
+    dims = [[elements_out], [elements_in]]
+    types = ["float", "float"]
+    events = [
+        k.mark("ProfilerStep#0", 0, 100),
+        k.event(f"c10d::{operator}", "cpu_op", 1, 2, Input_Dims=dims, Input_type=types),
+        k.event(
+            f"gloo:_{name}_base", "user_annotation", 9, 9, tid=9,
+            Input_Dims=dims[1:], Input_type=types[1:],
+        ),
+    ]  # fmt: skip
+    document = k.document(events, world=8)
+    document["distributedInfo"]["backend"] = "gloo"
+    (tmp_path / "rank0.json").write_text(json.dumps(document))
+    groups = fastcomm.open(tmp_path).read(0).groups.to_pylist()
+    assert [group["size"] for group in groups] == ([size] if size else [])
 
 
 def test_the_page_of_the_terminal_says_that_it_is_a_run_of_the_host():

@@ -232,16 +232,16 @@ def test_numbers_of_launches_by_arrows_do_not_overflow(tmp_path):
     assert_joined(read(tmp_path / "rank1.json", [*bare, *flows(rows)]), expected)
 
 
-def queued(again):
+def queued(again, apart=1):
     """Four steps that are launched at once; kernels run later, four of each step.
 
-    Correlations are used again after so many launches; 0: never.
+    Correlations are used again after so many launches; 0: never. They are `apart` or more.
     """
     rows, count = [], 0
     for step in range(4):
         rows.append(k.mark(f"ProfilerStep#{step}", 100 * step, 100))
         for n in range(4):
-            number = 1 + (count % again if again else count)
+            number = apart * (1 + (count % again if again else count))
             rows.append(k.launch(100 * step + 10 * n + 1, number, dur=5))
             at = 300 + 1000 * step + 200 * n
             rows.append(k.kernel("gemm", at, 150, correlation=number))
@@ -250,10 +250,11 @@ def queued(again):
 
 
 @pytest.mark.parametrize("again", [1, 2, 4, 8])
+@pytest.mark.parametrize("apart", [1, 1 << 50])
 @pytest.mark.parametrize("whole", [False, True])
-def test_correlations_that_are_used_again_join_launches_in_order(tmp_path, again, whole):
+def test_correlations_that_are_used_again_join_launches_in_order(tmp_path, again, apart, whole):
     expected = read(tmp_path / "rank0.json", queued(0), whole)
-    trace = read(tmp_path / "rank1.json", queued(again), whole)
+    trace = read(tmp_path / "rank1.json", queued(again, apart), whole)
     assert_joined(trace, expected)
 
 
