@@ -212,7 +212,9 @@ class Completeness:
     def of(cls, events: CommunicationEvents, rows: Ints, matches: Matches) -> Self:
         """Compare the members of collectives, see `collective_participants`."""
         rank, group = events.rank[rows], events.group[rows]
-        _, first = np.unique(group * FACTOR + rank, return_index=True)
+        _, first, member = np.unique(
+            group * FACTOR + rank, return_index=True, return_inverse=True
+        )
         groups, place, members = np.unique(
             group[first], return_inverse=True, return_counts=True
         )
@@ -222,12 +224,8 @@ class Completeness:
         of_collective[number] = np.searchsorted(groups, group[matched])
         size = np.bincount(number, minlength=matches.count)
         is_complete = size == members[of_collective]
-        if is_complete.all():
-            return cls(is_complete, frozenset())
         total = np.bincount(of_collective, minlength=len(groups))
-        pair, count = np.unique(group[matched] * FACTOR + rank[matched], return_counts=True)
-        own = np.zeros(len(first), np.int64)
-        own[np.searchsorted(group[first] * FACTOR + rank[first], pair)] = count
+        own = np.bincount(member[matched], minlength=len(first))
         return cls(is_complete, frozenset(rank[first][own < total[place]].tolist()))
 
 

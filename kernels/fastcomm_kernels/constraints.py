@@ -271,7 +271,7 @@ def other_stream(
         return NONE
     bound = max(own, nodes.first[call])
     for k in range(ended - 1, max(ended - 1 - _LOOK_BACK, -1), -1):
-        if ends[k] < bound:
+        if ends[k] <= bound:
             return NONE
         other = nodes.event[ends[k]]
         first = rows.call[other]

@@ -21,7 +21,9 @@ from fastcomm.errors import FastcommError
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.kineto import reader
 from fastcomm.formats.opening import open_run
+from fastcomm.graph.graph import EDGE_KINDS
 from fastcomm.options import Window
+from fastcomm_kernels.arrays import NONE
 
 ADD = golden.FOLDER / "simple_add.json.gz"
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
@@ -262,6 +264,13 @@ def test_a_member_that_is_longer_than_the_file_or_encrypted_is_refused(tmp_path)
         ("edges", "source", 3, "edges are not in order, or lead backward"),
         ("edges", "kind", 100, "invalid kind"),
         ("nodes", "event", -1, "invalid event"),
+        ("nodes", "event", 2, "invalid event"),  # of 2 events, each of 2 nodes
+        ("edges", "owner", 2, "invalid owner"),
+        ("edges", "owner", NONE - 1, "invalid owner"),
+        ("edges", "source", 4, "invalid source"),
+        ("edges", "target", 4, "invalid target"),
+        ("edges", "target", -1, "invalid target"),
+        ("edges", "kind", len(EDGE_KINDS), "invalid kind"),
         ("path", "edge", 1 << 20, "the path has edges that do not exist"),
     ],
 )

@@ -1,5 +1,6 @@
 """Test windows, lookups, and incomplete traces of critical paths."""
 
+import numpy as np
 import pytest
 from builders import kineto_text as k
 from builders.commands import invoke
@@ -15,6 +16,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.formats.assembly import TraceOptions
 from fastcomm.formats.kineto import reader
 from fastcomm.graph.edits import parse_edits
+from fastcomm.graph.graph import EDGE_KIND
 from fastcomm.options import EditOptions, Window
 from fastcomm_kernels.hta import SYNC
 
@@ -259,6 +261,38 @@ def test_work_long_after_its_launch_waits_for_another_stream(path_of, says):
     assert found.summary_ns()["gpu_compute_bound"] == (10 if says else 70) * US
     soon = path_of(*events[:2], work("a", 5, 15, 1, stream=7), work("b", 21, 10, 2, stream=8))
     assert soon.graph.counts()["inferred"] == 0
+
+
+def test_work_long_after_its_launch_waits_once_for_its_own_stream(path_of):
+    events = [
+        call("cudaLaunchKernel", 0, 2, 1),
+        call("cudaLaunchKernel", 3, 2, 2),
+        work("a", 5, 60, 1),
+        work("b", 66, 10, 2),
+    ]
+    found = path_of(*events)
+    assert found.graph.counts()["inferred"] == 0
+    # From the launch of b to the end of a: without the latter the former is decisive.
+    assert found.slack.tolist() == [-1, -1, 62 * US, -1]
+
+
+def test_a_wait_that_other_work_hides_is_inferred_where_it_shows_later(path_of):
+    """The first a ends before its b can start, the second one determines the start of its b."""
+    events = [
+        *(call("cudaLaunchKernel", 3 * n, 2, n) for n in (1, 2, 3)),
+        *(call("cudaLaunchKernel", 80 + 3 * n, 2, n) for n in (4, 5)),
+        work("before", 9, 56, 1, stream=8),
+        work("a", 15, 35, 2, stream=7),
+        work("b", 66, 10, 3, stream=8),
+        work("a", 95, 7, 4, stream=7),
+        work("b", 103, 10, 5, stream=8),
+    ]
+    found = path_of(*events)
+    graph, names = found.graph, [row["name"] for row in events]
+    edges = np.flatnonzero(graph.kind == EDGE_KIND["inferred"])
+    nodes = np.concatenate([graph.source[edges], graph.target[edges]])
+    rows = found.events.ids(graph.event[nodes]).tolist()
+    assert rows == [names.index("a"), names.index("b")]
 
 
 def test_waits_without_sync_events_are_inferred(path_of):

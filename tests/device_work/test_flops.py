@@ -382,3 +382,12 @@ def test_flops_and_rates_agree_with_tracelens():
                 rate = flops / float(row["kernel_us_sum"]) / 1e6
                 assert own["tflops_per_s"] == pytest.approx(rate, rel=0.01)
     assert close / total == 1.0
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(1024, "4096x1024"), (10_240, "4096x1024…")])
+def test_the_terminal_shows_the_first_60_letters_of_shapes(tmp_path, columns, shown):
+    shapes = [[4096, 1024]] * 5 + [[4096, columns]]
+    events = [op("aten::cat", 0, 9, shapes), k.launch(1, 1), k.kernel("c", 9, 9, correlation=1)]
+    k.write(tmp_path / "rank0.json", events)
+    text = invoke("kernels", tmp_path, "-q", "--by", "operator", "--wide").stdout
+    assert f"aten::cat{5 * ' 4096x1024'} {shown} " in text

@@ -57,6 +57,21 @@ def test_the_slow_rank_is_named_with_its_cost(run):
     assert (alike["slowest_rank"], alike["slowdown"]) == (None, 1.0)
 
 
+@pytest.mark.parametrize(("slow", "category"), [((3, 2), "GEMM"), ((2, 3), "convolution")])
+def test_the_headline_names_the_category_at_which_a_rank_loses_most(tmp_path, slow, category):
+    for rank in range(3):
+        gemm, wgrad = slow if rank == 2 else (0, 0)
+        events = [
+            k.mark("ProfilerStep#3", 0, 100),
+            k.kernel("gemm", 10, 30 + gemm),
+            k.kernel("gemm_wgrad", 50, 30 + wgrad),
+        ]
+        k.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=3)
+    headline = fastcomm.open(tmp_path).kernels().headline
+    said = f"rank 2 is 10.0 % slower than its peers in {category} kernels (+3.00 us a step)"
+    assert said in headline
+
+
 def test_one_rank_one_step_and_a_match_count_alone(run):
     traces = fastcomm.open(run / "traces")
     assert totals(traces.kernels(rank=1, match="^void gemm")) == {"gemm<…>": 10000}

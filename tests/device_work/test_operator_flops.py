@@ -76,6 +76,23 @@ def test_flops_of_attention_are_counted_pair_by_pair(b, group, heads, s, keys, d
     assert backward.model_flops == pytest.approx(2 * oracle.attention(*sizes))
 
 
+@given(LENGTH, LENGTH, LENGTH, LENGTH, LENGTH, st.sampled_from(["", "0", "1", "2"]))
+def test_a_mask_of_efficient_attention_starts_at_the_first_or_the_last_key(
+    b, heads, s, keys, d, mask
+):
+    sizes = (b, heads, s, keys, d, d, {"1": "first", "2": "last"}.get(mask))
+    q, kv = [b, s, heads, d], [b, keys, heads, d]
+    forward = counted(
+        "aten::_efficient_attention_forward", [q, kv, kv, *[[]] * 7], [*[""] * 9, mask]
+    )
+    backward = counted(
+        "aten::_efficient_attention_backward", [q, q, kv, kv, *[[]] * 11], [*[""] * 14, mask]
+    )
+    expected = oracle.attention(*sizes)
+    assert (forward.flops, backward.model_flops) == (expected, 2 * expected)
+    assert backward.flops == oracle.attention_backward(*sizes)
+
+
 def test_a_causal_mask_leaves_half():
     shapes = [[16, 16, 559, 64]] * 3
     whole, half = (

@@ -109,6 +109,19 @@ def test_the_terminal_shows_levels_if_they_have_a_limit_or_with_all_tables(tmp_p
     assert re.search(r"inside nodes +4\.00 kB +200 MB/s +0\.1 %", shown)
 
 
+def test_the_network_is_explained_only_where_ranks_communicate(tmp_path):
+    named(tmp_path, ["a", "b"])
+    assert "Network: bus bytes" in invoke("metrics", tmp_path, "--full").stdout
+    alone = invoke("metrics", tmp_path / "rank0.json", "--full").stdout
+    for rank in range(2):
+        k.write(tmp_path / f"rank{rank}.json", [k.kernel("gemm", 0, 9)], rank=rank, world=2)
+    silent = invoke("metrics", tmp_path, "--full").stdout
+    for shown in (alone, silent):
+        assert "Bandwidth includes the wait" in shown
+        assert "Network:" not in shown
+        assert "between nodes" not in shown
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

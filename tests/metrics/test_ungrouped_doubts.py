@@ -122,6 +122,15 @@ def test_a_stream_of_few_collectives_does_not_affect_others():
     assert "fewer than 3 on stream 9" in ungrouped.note(found)
 
 
+def test_a_doubt_on_all_comes_before_a_stream_of_few_collectives():
+    events = regular()
+    for stream, ranks, count in ((8, 4, 2), (9, 2, 8)):
+        for event in regular(ranks=ranks, count=count):
+            event.stream = stream
+            events.append(event)
+    assert why(events) == (["absent", "few"], 0)
+
+
 def test_a_rank_without_collectives_leaves_a_doubt():
     parts = cut_up(regular(ranks=3))
     found = find(parts, ExpectedMembers(ranks=[0, 1, 2, 3], world_size=4), one_by_one)

@@ -34,26 +34,27 @@ def broadcast(first, second):
     return [max(a, b) if 0 not in (a, b) else 0 for a, b in zip(first, second, strict=True)]
 
 
-def attention(batch, heads, queries, keys, width, value_width, causal):
+def attention(batch, heads, queries, keys, width, value_width, mask):
     """The FLOPs of QK and PV, by each pair of a query and a key that counts.
 
     A pair on the diagonal counts half, so that a square mask leaves half of all pairs. The
-    last query sees the last key; queries before the first key see none.
+    last query sees the last key, and queries before the first key see none; with the `mask`
+    "first", the first query sees the first key.
     """
-    pairs = 0.0
+    pairs, ahead = 0.0, 0 if mask == "first" else keys - queries
     for query, key in product(range(queries), range(keys)):
-        place = query + keys - queries  # of the query among the keys
-        if not causal or key < place:
+        place = query + ahead  # of the query among the keys
+        if not mask or key < place:
             pairs += 1
         elif key == place:
             pairs += 0.5
     return batch * heads * pairs * (2 * width + 2 * value_width)
 
 
-def attention_backward(batch, heads, queries, keys, width, value_width, causal):
+def attention_backward(batch, heads, queries, keys, width, value_width, mask):
     """Gradients of V and P, then of Q and K; the scores QK are computed again."""
-    scores = attention(batch, heads, queries, keys, width, 0, causal)
-    values = attention(batch, heads, queries, keys, 0, value_width, causal)
+    scores = attention(batch, heads, queries, keys, width, 0, mask)
+    values = attention(batch, heads, queries, keys, 0, value_width, mask)
     return 3 * scores + 2 * values
 
 

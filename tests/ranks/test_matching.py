@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles import matching as oracle
 
 from fastcomm.ranks.matching import CollectiveCalls, match
-from fastcomm.ranks.sequences import Items, align_by_order
+from fastcomm.ranks.sequences import Items, Repeats, align_by_order
 from fastcomm.trace import schema
 from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels import matching
@@ -289,6 +289,15 @@ def test_without_agreeing_ends_events_are_matched_by_order_if_steps_are_equal():
     assert (unknown.count, unknown.dropped) == (0, 100)
     numbered = replace(calls(rows), step=np.tile(np.arange(50) // 10, 3))
     assert match(numbered).instance.tolist() == list(range(50)) * 3
+
+
+@pytest.mark.parametrize(("times", "is_only"), [(2, False), (20, True)])
+def test_the_ends_of_few_repetitions_agree_by_chance(times, is_only):
+    period, number = 10_000_000, np.arange(4 * times)
+    late = np.random.default_rng(0).integers(0, 2_000_000, len(number))
+    items = Items(number % 4, 2_500_000 * number + late, np.full_like(number, NULL))
+    assert Repeats(items).exclude(0, 10 * period) == is_only
+    assert Repeats(items).exclude(0, period // 8)  # clocks agree
 
 
 @pytest.mark.parametrize("seed", range(12))

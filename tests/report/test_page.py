@@ -22,10 +22,12 @@ from builders.html_page import (
     parsed,
     without_scripts,
 )
+from builders.path_events import call, work
 from builders.places import DOCS
 from click.testing import CliRunner
 
 from fastcomm.cli.main import main
+from fastcomm.critical_path import page as path_page
 from fastcomm.errors import inert, shell_quoted
 from fastcomm.formats.opening import open_run
 from fastcomm.metrics import missing_data, tables, waits_page
@@ -254,6 +256,18 @@ def test_report_writes_the_page_and_the_tables_beside_it(folder, tmp_path):
     assert all((tmp_path / name).is_file() for name in files)
     assert "path-strip" in charts(tree)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["monday-data", "monday.html"]
+
+
+def test_the_strip_of_a_path_names_all_classes_that_take_time(path_of):
+    events = [
+        call("cudaLaunchKernel", 0, 0.001, 1),
+        call("cudaLaunchKernel", 0.001, 0.001, 2),
+        work("gemm", 0.001, 0.003, 1),
+        work("relu", 0.004, 0.004, 2),  # without a gap
+    ]
+    strip = path_page.section(path_of(*events)).blocks[0]
+    alt = " ".join(strip.alt.split())
+    assert alt.endswith(": device: compute 87.5 %, launch delay 12.5 %.")
 
 
 def test_the_comparison_of_ranks_has_a_section(found):

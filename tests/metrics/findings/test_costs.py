@@ -128,6 +128,10 @@ def test_equally_late_ranks_at_different_collectives_cost_the_sum():
     assert "+4.00 ms compute per step each, in turns: together 8.00 ms (8.0 % of" in found.text
     (found,) = own_work(known_of({3: 4, 5: 4}, together={3: 1 * MS, 5: 1 * MS}))
     assert told([found]) == [((3, 5), 5)]
+    late = np.array([[4, 0], [2, 2], [0, 4]])  # at two collectives of a step
+    together = dict(zip((1, 3, 5), alone(late) * MS, strict=True))
+    (found,) = own_work(known_of({1: 4, 3: 4, 5: 4}, together=together))
+    assert told([found]) == [((1, 3, 5), late.max(axis=0).sum())]
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=3))
