@@ -136,6 +136,7 @@ def test_two_communication_rows_of_one_event_are_refused(tmp_path):
         {"guess_tags": True},
         {"iterations": r"epoch (\d+)"},
         {"clock": "device"},
+        {"clock": "host"},
     ],
     ids=str,
 )
@@ -173,6 +174,15 @@ def test_options_of_the_ingest_apply_to_the_store(run):
     later = measured(run / "tp", parallel=Parallel(pp=2))
     assert set(later["volume"]) == {"DP"}
     assert later["iteration"] == found["iteration"]
+
+
+def test_the_clock_of_the_ingest_applies_to_the_store(tmp_path):
+    traces, store = tmp_path / "traces", tmp_path / "store"
+    write(Job.of(ranks=2, steps=2, layers=1), traces)
+    ingest(plan([traces], store, config=Config(clock="host")))
+    found = measured(store)
+    assert found == measured(store, clock="host") == measured(traces, clock="host")
+    assert found != measured(store, clock="device") == measured(traces, clock="device")
 
 
 def test_outdated_warnings_are_removed(tmp_path):
