@@ -150,6 +150,7 @@ def test_times_and_path_agree_with_the_definition(tmp_path_factory, ranks):
     expected = expected_times(ranks if has_calls else ranks[:1])
     last = max(stop for _, stop in expected.values())
     assert path.length_ns == path.wall_ns == 1000 * last
+    assert (path.about.window.start, path.about.window.stop) == (0, 1000 * last)
     assert sum(path.summary_ns().values()) == path.length_ns
     rows = path.times().to_pylist()
     found = {

@@ -300,6 +300,15 @@ def test_the_reader_returns_no_environment_data(tmp_path, capsys):
     assert not any("SECRET" in name for name in trace.events["name"].unique().to_pylist())
 
 
+def test_the_default_stream_has_the_number_0(tmp_path):
+    (path,) = write_nsys(SMALL, tmp_path, ranks=[0])
+    before = {lane["thread"] for lane in open_run(path).read(0, "all").lanes.to_pylist()}
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET streamId = 0 WHERE streamId = 7")
+    lanes = open_run(path).read(0, "all").lanes.to_pylist()
+    assert {lane["thread"] for lane in lanes if lane["is_device"]} - before == {"0"}
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "parquetdir"])
 def test_the_host_and_the_gpu_of_an_export_are_those_of_the_same_kineto_run(tmp_path, kind):
     job = Job.of(ranks=16, steps=1, micro_batches=1, layers=1)
