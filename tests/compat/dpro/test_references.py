@@ -4,8 +4,9 @@ One table: the number, and what it is of. What is compared in bulk, such as all 
 events, is held by the test that `HELD` names.
 """
 
-import ast
+import re
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -295,10 +296,5 @@ def test_the_table_of_operations_has_its_reference_numbers():
 
 def test_every_reference_number_has_a_test():
     files = [*TESTS.rglob("test_*.py"), *(ROOT / "bench").glob("test_*.py")]
-    there = {
-        node.name
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef)
-    }
-    assert set(HELD.values()) <= there
+    names = (re.findall(r"^def (\w+)", file.read_text("utf-8"), re.M) for file in files)
+    assert set(HELD.values()) <= set(chain.from_iterable(names))
