@@ -3,6 +3,9 @@
 import gzip
 import json
 
+from fastcomm.formats.flight_recorder import read
+from fastcomm.hang.calls import of_dump
+
 OPS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
 TP = 4
 _START = 1_700_000_000  # s
@@ -66,6 +69,13 @@ def dump_of(rank, world, steps, absent=None):
         if rank in ranks
     }
     return {"version": "2.10", "pg_config": config, "entries": calls}
+
+
+def calls_of(folder, rank, document):
+    """The calls of a dump that is written into a folder."""
+    path = folder / f"rank_{rank}"
+    path.write_text(json.dumps(document))
+    return of_dump(read(path))
 
 
 def write_dumps(folder, world, *, absent=None, without=(), steps=3, age=None):

@@ -1,13 +1,12 @@
 """Test what each rank called: equal in another process, and batches as their closing entry."""
 
 import gc
-import json
 import pickle
 from dataclasses import fields
 
 import numpy as np
 import pytest
-from builders.hang_files import dump_of, write_dumps
+from builders.hang_files import calls_of, dump_of, write_dumps
 
 from fastcomm.errors import FastcommError
 from fastcomm.formats.flight_recorder import Calls, read
@@ -85,11 +84,11 @@ def test_messages_are_as_far_as_the_entry_that_closes_their_batch(tmp_path):
 def test_ranks_without_a_dump_are_members_of_the_one_group_that_lacks_as_many(
     tmp_path, without, members
 ):
-    ranks = []
-    for rank in sorted({*range(8)} - {*without}):
-        path = tmp_path / f"rank_{rank}"
-        path.write_text(json.dumps(dump_of(rank, 8, 2) | {"pg_config": {}}))
-        ranks.append(of_dump(read(path)))
+    ranks = [
+        calls_of(tmp_path, rank, dump_of(rank, 8, 2) | {"pg_config": {}})
+        for rank in range(8)
+        if rank not in without
+    ]
     groups = job_of(ranks, world=8).members
     assert [groups[key] for key in groups if key.desc == "mesh_tp"] == members
 

@@ -11,6 +11,7 @@ from builders.hang_files import (
     RAS_TEXT,
     TP,
     WATCHDOG,
+    calls_of,
     communicator,
     dump_of,
     groups_of,
@@ -18,10 +19,9 @@ from builders.hang_files import (
     write_dumps,
 )
 
-from fastcomm.formats.flight_recorder import read
 from fastcomm.hang import ras, texts
 from fastcomm.hang.analysis import diagnose_hang
-from fastcomm.hang.calls import job_of, of_dump
+from fastcomm.hang.calls import job_of
 
 WORLD = 32
 ALL = [*range(WORLD)]
@@ -629,12 +629,9 @@ def test_whoever_may_be_among_ranks_without_names_is_not_known_to_have_launched_
 
 
 def test_groups_of_one_size_are_told_apart_by_the_numbers_of_their_calls(tmp_path):
-    calls = []
-    for rank in range(8):
-        path = tmp_path / f"rank_{rank}"
-        path.write_text(json.dumps(dump_of(rank, 8, 1 + rank // TP)))
-        calls.append(of_dump(read(path)))
-    job = job_of(calls)
+    job = job_of(
+        calls_of(tmp_path, rank, dump_of(rank, 8, 1 + rank // TP)) for rank in range(8)
+    )
     # A dump has a call more than it has steps.
     counts = [(2, (0, 1, 2, 3)), (3, (4, 5, 6, 7)), (9, ())]
     communicators = []

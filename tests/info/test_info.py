@@ -1,10 +1,10 @@
 """Test `fastcomm info`."""
 
 import json
-import shlex
 
 import pytest
 from builders import kineto_text as k
+from builders.commands import quoted
 from builders.fault_tools import agree
 from builders.opened import open_run
 from click.testing import CliRunner
@@ -65,7 +65,7 @@ def test_traces_are_described_by_their_first_rank(traces):
     ]
     assert lines[7].split() == ["mesh_tp", "1", "2", "TP", "description", "1", "2"]
     store = f"{traces.name}-store"
-    path = shlex.quote(str(traces))
+    path = quoted(traces)
     commands = [f"    fastcomm metrics {path}", f"    fastcomm ingest {path} -o {store}"]
     assert lines[-3:] == ["next:", *commands]
 
@@ -99,7 +99,7 @@ def test_info_of_a_store_reads_no_events(traces, store):
     lines = invoke(store).splitlines()
     assert lines[0].startswith("format      stored kineto: 2 files, ")
     assert lines[5].split(maxsplit=1)[1].startswith("agree within 0 ns (2 collectives, spread")
-    assert lines[-2:] == ["next:", f"    fastcomm metrics {shlex.quote(str(store))}"]
+    assert lines[-2:] == ["next:", f"    fastcomm metrics {quoted(store)}"]
 
 
 def test_options_apply_to_a_store(store):

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shlex
 import struct
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from builders.commands import invoke, words_of
+from builders.commands import invoke, quoted, words_of
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -294,7 +293,7 @@ def test_a_mistyped_command_suggests_the_nearest(words, suggested):
 
 
 def test_a_path_in_place_of_a_command_suggests_metrics(tmp_path):
-    assert f"metrics {shlex.quote(str(tmp_path))}" in invoke(tmp_path, code=2).stderr
+    assert f"metrics {quoted(tmp_path)}" in invoke(tmp_path, code=2).stderr
     assert "Did you mean" not in invoke("zzzzzz", code=2).stderr
 
 

@@ -361,8 +361,8 @@ def test_several_windows_are_an_error_that_names_a_command_that_works(
         text = result.stderr.removeprefix(f"Error: {directory}: ").rstrip("\n")
         assert (result.exit_code, text.count("\n")) == (1, 0), result.output
         assert text.startswith(f"2 profiled windows, from {first} to {last}. Pass one")
-        assert f"`fastcomm metrics {quoted(last)}`, or all with " in text
-        assert f"`fastcomm watch {quoted(directory)}`" in text
+        one, every = quoted(last), quoted(directory)
+        assert f"`fastcomm metrics {one}`, or all with `fastcomm watch {every}`" in text
         assert ("Other commands need traces" in text) != has_traces
     assert CliRunner().invoke(main, ["metrics", str(last)]).exit_code == 0
 

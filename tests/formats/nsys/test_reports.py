@@ -2,10 +2,9 @@
 
 import logging
 import os
-import shlex
 
 import pytest
-from builders.commands import invoke
+from builders.commands import invoke, quoted
 from builders.nsys_report import SMALL
 
 from fastcomm.errors import FastcommError
@@ -46,7 +45,7 @@ def install(tmp_path, export, monkeypatch):
         log = tmp_path / "calls"
         folder.mkdir(exist_ok=True)
         program = folder / "nsys"
-        words = {"log": shlex.quote(str(log)), "export": shlex.quote(str(export))}
+        words = {"log": quoted(log), "export": quoted(export)}
         program.write_text(NSYS.format(first=first, **words))
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
